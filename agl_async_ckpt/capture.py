@@ -1,0 +1,224 @@
+"""The only module that touches private attributes of agent-lightning, VERL and torchdata.
+
+Each access says why there is no public way. `tests/verl/test_contracts.py` fails clearly when a version changes one.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import inspect
+import random
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agl_async_ckpt.exceptions import ActivationError, StateMismatchError, describe
+from agl_async_ckpt.state import Batch, RngState
+
+WRITER_PACKAGES = ("agl-async-ckpt", "agentlightning", "verl", "torchdata", "torch", "numpy")
+
+
+# --- agent-lightning's trainer ------------------------------------------------------------------------------------
+
+
+def is_async(trainer: Any) -> bool:
+    """Whether the trainer pulls and trains asynchronously."""
+    return bool(trainer.is_async)
+
+
+def async_batch_size(trainer: Any) -> int:
+    """A: prompt groups in flight while a step waits (async_train_batch_size)."""
+    return int(trainer.config.agentlightning.async_rollout.async_train_batch_size)
+
+
+def buffered_batch(trainer: Any) -> Batch | None:
+    """Rows that were pulled and not yet enqueued.
+
+    `_train_dataloader_buf` is set on the first partial pull only; no version declares it in `__init__`.
+    """
+    return getattr(trainer, "_train_dataloader_buf", None)
+
+
+def set_buffered_batch(trainer: Any, batch: Batch | None) -> None:
+    """Replace the buffered rows; `fit()` does not reset them, so a second `fit()` would begin with the old tail."""
+    trainer._train_dataloader_buf = batch
+
+
+def carry_over(trainer: Any) -> list[Any]:
+    """The enqueued and unfinished `EnqueuedRollout`s, in the trainer's order: the list has no public reader."""
+    return trainer._carry_over_rollouts
+
+
+def set_carry_over(trainer: Any, rollouts: list[Any]) -> None:
+    """Replace the carry-over: the next pull counts its groups, and the next rollout waits for them."""
+    trainer._carry_over_rollouts = rollouts
+
+
+def enqueued_rollout(fields: Mapping[str, Any]) -> Any:
+    """Build agent-lightning's `EnqueuedRollout`; fields that this version does not know are left out by pydantic."""
+    from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
+
+    return EnqueuedRollout(**copy.deepcopy(dict(fields)))
+
+
+# --- the loader ---------------------------------------------------------------------------------------------------
+
+
+def loader_state(trainer: Any) -> dict[str, Any]:
+    """`StatefulDataLoader.state_dict()` of the training loader."""
+    return trainer.train_dataloader.state_dict()
+
+
+def num_batches_yielded(state: Mapping[str, Any]) -> int:
+    """Batches of the current pass that the loader has handed out when `state` was taken.
+
+    torchdata has no public reader for it; the keys are those of its 0.11 single- and multi-process states.
+    """
+    if "_snapshot" in state:
+        return int(state["_snapshot"]["_snapshot_step"]) + int(state["_steps_since_snapshot"])
+    return int(state["_num_yielded"])
+
+
+def is_exhausted(trainer: Any, state: Mapping[str, Any]) -> bool:
+    """Whether the last batch of the pass was handed out, whether or not StopIteration was seen."""
+    return bool(state["_iterator_finished"]) or num_batches_yielded(state) >= len(trainer.train_dataloader)
+
+
+def restore_loader(trainer: Any, state: Mapping[str, Any]) -> None:
+    """Put the loader at a saved position and open its iterator there.
+
+    Opening it at once makes torchdata refuse a state that does not fit here, before the first step, and keeps its
+    draws from torch's generator ahead of the generator's own restore.
+
+    Raises:
+        StateMismatchError: torchdata refuses the state.
+    """
+    loader = trainer.train_dataloader
+    loader.load_state_dict(copy.deepcopy(dict(state)))
+    try:
+        trainer._train_dataloader_iter = iter(loader)  # what the trainer's own pull does when it is None
+    except (AssertionError, KeyError, StopIteration) as error:
+        raise StateMismatchError(
+            describe(
+                "The saved loader state does not fit this run's loader.",
+                [("torchdata says", error or type(error).__name__), ("workers in this run", loader.num_workers)],
+                "Resume with the settings of the saved run.",
+            )
+        ) from error
+
+
+def reset_loader(trainer: Any) -> None:
+    """Let the next pull begin a new pass at its first row, whatever was loaded before.
+
+    `load_state_dict({})` drops the iterator but keeps a state that waits in `next_iter_state`.
+    """
+    trainer.train_dataloader.load_state_dict({})
+    trainer.train_dataloader.next_iter_state = None
+    trainer._train_dataloader_iter = None
+
+
+def require_stateful_sampler(trainer: Any) -> None:
+    """Refuse a sampler whose order cannot be put back.
+
+    torchdata saves the state of a sampler (or of its iterator) that has `state_dict`; any other it fast-forwards
+    silently, which is exact for a sequential order only. `iter(sampler)` is no way to look: it draws a permutation.
+
+    Raises:
+        ActivationError: Names the class.
+    """
+    from torch.utils.data import SequentialSampler
+    from torchdata.stateful_dataloader import Stateful
+    from torchdata.stateful_dataloader.sampler import RandomSampler
+
+    sampler = trainer.train_dataloader.sampler
+    exact = (RandomSampler, SequentialSampler)
+    inherits_iteration = any(isinstance(sampler, cls) and type(sampler).__iter__ is cls.__iter__ for cls in exact)
+    if isinstance(sampler, Stateful) or inherits_iteration:
+        return
+    name = f"{type(sampler).__module__}.{type(sampler).__qualname__}"
+    raise ActivationError(
+        f"The training sampler {name} has no state: after a resume it would continue in another order.\n"
+        "Give it state_dict() and load_state_dict(), or set agentlightning.async_checkpoint.enabled=false."
+    )
+
+
+# --- VERL ---------------------------------------------------------------------------------------------------------
+
+
+def saves_asynchronously(trainer: Any) -> bool:
+    """Whether VERL leaves the tracker to a later callback (`actor.checkpoint.async_save`)."""
+    from omegaconf import OmegaConf
+
+    return bool(OmegaConf.select(trainer.config, "actor_rollout_ref.actor.checkpoint.async_save", default=False))
+
+
+def step_folder(trainer: Any) -> Path:
+    """The folder that VERL's save of the current step writes into."""
+    return Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}"
+
+
+# --- versions and generators --------------------------------------------------------------------------------------
+
+
+def written_by() -> dict[str, str]:
+    """Versions of what takes part in a save, by distribution name."""
+    versions: dict[str, str] = {}
+    for package in WRITER_PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def require_sole_writer(trainer: Any, file_name: str) -> None:
+    """Refuse to run beside an agent-lightning that writes a file of our name itself.
+
+    Raises:
+        ActivationError: With the version found.
+    """
+    for cls in type(trainer).__mro__:
+        module = sys.modules.get(cls.__module__)
+        if module is None or cls.__module__.partition(".")[0] != "agentlightning":
+            continue
+        if file_name in inspect.getsource(module):
+            version = importlib.metadata.version("agentlightning")
+            raise ActivationError(
+                f"agentlightning {version} writes {file_name} itself ({cls.__module__}).\n"
+                "Nothing was written over. Take this extension out of the config, or use agentlightning<2 without it."
+            )
+
+
+def rng_state() -> RngState:
+    """The driver's global generators; agent-lightning drops samples with the global `random`."""
+    import numpy as np
+    import torch
+
+    return RngState(python=random.getstate(), numpy=np.random.get_state(), torch=torch.get_rng_state())
+
+
+def set_rng_state(state: RngState) -> None:
+    """Put the driver's global generators back."""
+    import numpy as np
+    import torch
+
+    random.setstate(state.python)
+    np.random.set_state(state.numpy)
+    torch.set_rng_state(state.torch)
+
+
+# --- agent-lightning's rollout manager ----------------------------------------------------------------------------
+
+ROLLOUTS_URL = "/api/rollouts"
+
+
+def post_rollouts(manager: Any, requests: list[dict[str, Any]]) -> None:
+    """Create rollouts the way the manager does: preassigned ids make the retried batch idempotent."""
+    created = manager.client.post_with_retry(ROLLOUTS_URL, json=requests).json()
+    if [item["rollout_id"] for item in created] != [item["rollout_id"] for item in requests]:
+        raise ActivationError(
+            f"The agl-server created {len(created)} rollouts where {len(requests)} were posted, or other ids.\n"
+            "Its version does not fit this agent-lightning; nothing on disk was changed."
+        )

@@ -1,0 +1,121 @@
+"""Which checkpoint folder a start resumes from: what VERL would choose, with what VERL does not tolerate."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from agl_async_ckpt.config import SECTION
+from agl_async_ckpt.exceptions import CheckpointNotFoundError, StateMismatchError
+from agl_async_ckpt.steps import TRACKER_NAME, StepInfo, list_steps, parse_step, read_tracker
+
+log = logging.getLogger(__name__)
+
+MAX_LISTED = 8
+
+
+def output_folder(trainer: Any) -> Path:
+    """The absolute `trainer.default_local_dir`."""
+    return Path(os.path.abspath(trainer.config.trainer.default_local_dir))  # noqa: PTH100 - keeps symlinks
+
+
+def locate(trainer: Any) -> Path | None:
+    """Decide the `global_step_<N>` folder to resume from; None to start from scratch.
+
+    Raises:
+        CheckpointNotFoundError: An explicit path is no checkpoint folder.
+        StateMismatchError: There are steps, and none of them is complete.
+    """
+    mode = trainer.config.trainer.resume_mode
+    if mode == "disable":
+        return None
+    if mode == "resume_path":
+        return explicit_step(trainer.config.trainer.resume_from_path)
+    return latest_step(output_folder(trainer))
+
+
+def verl_choice(trainer: Any) -> Path | None:
+    """Return the folder that VERL itself would resume from, without a word about what it could not follow."""
+    section = trainer.config.trainer
+    if section.resume_mode == "resume_path":
+        path = Path(os.path.abspath(str(section.resume_from_path)))  # noqa: PTH100
+        return path if parse_step(path) is not None and path.is_dir() else None
+    if section.resume_mode == "disable":
+        return None
+    folder = output_folder(trainer)
+    selected = read_tracker(folder).step
+    return next((step.path for step in list_steps(folder) if step.step == selected), None)
+
+
+def explicit_step(resume_from_path: Any) -> Path:
+    """Normalise an explicit resume path: relative, with a trailing slash, as VERL cannot read it.
+
+    Raises:
+        CheckpointNotFoundError: Says what a checkpoint folder looks like, and lists those nearby.
+    """
+    if not isinstance(resume_from_path, str) or not resume_from_path:
+        raise CheckpointNotFoundError(
+            f"trainer.resume_mode=resume_path needs trainer.resume_from_path, got {resume_from_path!r}.\n"
+            "Set it to a checkpoint folder: <output folder>/global_step_<N>."
+        )
+    path = Path(os.path.abspath(resume_from_path))  # noqa: PTH100 - keeps symlinks, drops a trailing slash
+    if parse_step(path) is not None and path.is_dir():
+        return path
+    folders = [path, *path.parents][:3]
+    nearby = [str(step.path) for folder in folders if folder.is_dir() for step in list_steps(folder)][-MAX_LISTED:]
+    raise CheckpointNotFoundError(
+        f"trainer.resume_from_path is no checkpoint folder: {resume_from_path}\n"
+        "A checkpoint folder is <output folder>/global_step_<N>, as written by a save.\n"
+        + ("Nearby:\n" + "\n".join(f"  {found}" for found in nearby) if nearby else "There are none nearby.")
+    )
+
+
+def latest_step(folder: Path) -> Path | None:
+    """Return the step that the tracker selects, or the newest complete one if the tracker cannot be followed.
+
+    A tracker that is empty, torn, or names a missing or incomplete step is warned about; `resume` repairs it once the
+    chosen step is verified.
+
+    Raises:
+        StateMismatchError: Steps exist and none is complete.
+    """
+    steps = list_steps(folder)
+    tracker = read_tracker(folder)
+    selected = next((step for step in steps if step.step == tracker.step), None)
+    if selected is not None and (selected.complete or not selected.has_state):
+        return selected.path  # without a state it is a checkpoint of the plain trainer: the caller decides
+    if not steps:
+        if tracker.step is not None or tracker.problem:
+            log.warning(
+                "%s %s, and there is no checkpoint beside it: training from scratch.",
+                folder / TRACKER_NAME,
+                tracker.problem or f"names step {tracker.step}",
+            )
+        return None
+    newest = next((step for step in reversed(steps) if step.complete), None)
+    if newest is None:
+        raise StateMismatchError(_none_complete(folder, steps))
+    reason = tracker.problem or (
+        "names a step that does not exist" if selected is None else "; ".join(selected.problems)
+    )
+    log.warning(
+        "%s cannot be followed (%s): resuming from the newest complete checkpoint, %s.",
+        folder / TRACKER_NAME,
+        reason,
+        newest.path,
+    )
+    return newest.path
+
+
+def _none_complete(folder: Path, steps: list[StepInfo]) -> str:
+    rows = [f"  {step.path.name}: {'; '.join(step.problems) or 'incomplete'}" for step in steps[-MAX_LISTED:]]
+    return "\n".join(
+        [
+            f"No checkpoint in {folder} is complete, and training from scratch would lose them silently.",
+            *rows,
+            "Repair one, name one with trainer.resume_mode=resume_path, or start in an empty trainer.default_local_dir"
+            f" ({SECTION} changes nothing here).",
+        ]
+    )

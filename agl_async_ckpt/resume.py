@@ -1,0 +1,189 @@
+"""One resume: decide the folder, verify our file, let VERL load, put the input position back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agl_async_ckpt import capture
+from agl_async_ckpt.config import SECTION
+from agl_async_ckpt.container import verify
+from agl_async_ckpt.exceptions import DamagedStateError, MissingStateError, StateMismatchError, describe
+from agl_async_ckpt.fingerprint import differences, explain
+from agl_async_ckpt.locate import locate, output_folder, verl_choice
+from agl_async_ckpt.report import ResumeReport
+from agl_async_ckpt.run_identity import open_run, read_run
+from agl_async_ckpt.seal import SEAL_NAME
+from agl_async_ckpt.session import Session
+from agl_async_ckpt.state import InputState
+from agl_async_ckpt.steps import examine_step, parse_step, read_tracker, repair_tracker
+from agl_async_ckpt.storage import FILE_NAME, load_state
+
+log = logging.getLogger(__name__)
+
+
+def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]) -> Any:
+    """Load a checkpoint, or begin a run, so that the input stream continues where it was saved.
+
+    Args:
+        verl_load: The framework's own `_load_checkpoint`.
+
+    Raises:
+        StateFormatError, StateMismatchError, CheckpointNotFoundError: Nothing was loaded or changed on disk.
+    """
+    session.begin()
+    if not session.active or trainer.config.trainer.default_hdfs_dir is not None:  # VERL refuses to load from HDFS
+        _guard_inactive(trainer, session)
+        return verl_load()
+    capture.set_buffered_batch(trainer, None)
+    step_dir = locate(trainer)
+    state = None if step_dir is None else _usable_state(trainer, session, step_dir)
+    if step_dir is not None:
+        _follow(trainer, step_dir)
+    session.adopt_run(open_run(output_folder(trainer), parent_run_id=state.run_id if state else None))
+    with _resume_from(trainer, step_dir):
+        result = verl_load()
+    if state is not None and step_dir is not None:
+        _put_back(trainer, session, state, step_dir)
+    return result
+
+
+def _usable_state(trainer: Any, session: Session, step_dir: Path) -> InputState | None:
+    """Return the verified state of a step; None if it has none and need not have one, or if it is to be dropped."""
+    if not (step_dir / FILE_NAME).exists():
+        _check_legacy(session, step_dir)
+        return None
+    problems = examine_step(step_dir).problems
+    state = load_state(step_dir)
+    if problems:
+        raise DamagedStateError(
+            describe(
+                f"The checkpoint {step_dir} is incomplete: its input position and its model need not belong together.",
+                [("problem", problem) for problem in problems],
+                "Resume from another step; nothing was changed.",
+            )
+        )
+    found = differences(state.fingerprint, session.fingerprint)
+    if not found:
+        return state
+    text = explain(found, state, step_dir)
+    if session.config.on_mismatch == "error":
+        raise StateMismatchError(text)
+    log.warning(
+        "%s\n%s.on_mismatch=reset: dropping the saved position as a whole: loader position, epoch %d, %d buffered "
+        "inputs and %d prompt groups in flight. Step, weights and generators stay.",
+        text.rpartition("\n")[0],
+        SECTION,
+        state.epoch,
+        state.num_buffered,
+        state.num_in_flight,
+    )
+    return None
+
+
+def _check_legacy(session: Session, step_dir: Path) -> None:
+    run = read_run(step_dir.parent)
+    step = parse_step(step_dir)
+    assert step is not None
+    wrote_before = run is not None and run.first_step is not None and run.first_step <= step
+    if (wrote_before or (step_dir / SEAL_NAME).exists()) and session.config.on_mismatch == "error":
+        raise MissingStateError(
+            f"{step_dir} has no {FILE_NAME}, though this run wrote them before.\n"
+            "Buffered and in-flight inputs of that step cannot be reconstructed. Resume from a step that has the file, "
+            f"or set {SECTION}.on_mismatch=reset to go on with what VERL saved."
+        )
+    log.warning(
+        "%s was saved without the input position. VERL restores what it saved; the buffered rows, the prompts in "
+        "flight and the epoch at that save cannot be reconstructed and are skipped. Checkpoints from here on are exact.",
+        step_dir,
+    )
+
+
+def _put_back(trainer: Any, session: Session, state: InputState, step_dir: Path) -> None:
+    if trainer.global_steps != state.global_step:
+        raise StateMismatchError(
+            describe(
+                f"VERL loaded another step than the input state in {step_dir}.",
+                [("loaded by VERL", trainer.global_steps), ("in the input state", state.global_step)],
+                "Nothing was trained. Report this with both versions of the packages.",
+            )
+        )
+    capture.restore_loader(trainer, state.loader_state)
+    capture.set_buffered_batch(trainer, state.buffered_batch)
+    trainer.epoch = state.epoch - 1  # fit() adds 1 after loading
+    in_flight = session.in_flight
+    in_flight.restore(state.carry_over, group_size=int(trainer.config.actor_rollout_ref.rollout.n))
+    capture.set_carry_over(trainer, in_flight.admit([], room=capture.async_batch_size(trainer) - 1))
+    session.pending_rng = state.rng_state
+    session.report = ResumeReport(
+        step_dir=step_dir,
+        global_step=state.global_step,
+        epoch=state.epoch,
+        num_buffered=state.num_buffered,
+        num_groups=state.num_in_flight,
+        num_waiting=len(in_flight.waiting),
+    )
+    log.info(session.report.restored_text())
+
+
+def _guard_inactive(trainer: Any, session: Session) -> None:
+    """Refuse to skip saved inputs silently when the position will not be put back."""
+    if trainer.config.trainer.default_hdfs_dir is not None:
+        return
+    step_dir = verl_choice(trainer)
+    if step_dir is None or not (step_dir / FILE_NAME).exists():
+        return
+    trailer = verify(step_dir / FILE_NAME)
+    pending = [
+        ("buffered inputs", trailer.counts["num_buffered_inputs"]),
+        ("prompt groups in flight", trailer.counts["num_carry_over_groups"]),
+    ]
+    if not any(count for _, count in pending):
+        return
+    if session.config.enabled:
+        raise StateMismatchError(
+            describe(
+                f"{step_dir} holds inputs that asynchronous training has pulled and not trained; "
+                "synchronous training would skip them.",
+                pending,
+                "Resume with agentlightning.async_rollout.enabled=true, or set "
+                f"{SECTION}.enabled=false to skip them knowingly.",
+            )
+        )
+    log.warning(
+        "%s.enabled=false: skipping %d buffered inputs and %d prompt groups in flight of %s.",
+        SECTION,
+        pending[0][1],
+        pending[1][1],
+        step_dir,
+    )
+
+
+@contextmanager
+def _resume_from(trainer: Any, step_dir: Path | None) -> Iterator[None]:
+    """Have VERL's load take exactly `step_dir`: it parses paths and trackers less tolerantly than `locate`."""
+    section = trainer.config.trainer
+    saved = {key: section[key] for key in ("resume_mode", "resume_from_path", "default_local_dir")}
+    if step_dir is None:
+        section.resume_mode = "disable"
+    else:
+        section.resume_mode, section.resume_from_path = "resume_path", str(step_dir)
+        if read_tracker(output_folder(trainer)).problem:
+            # VERL reads the output folder's tracker even for an explicit path, and dies in int() on a torn one.
+            section.default_local_dir = str(step_dir)
+    try:
+        yield
+    finally:
+        for key, value in saved.items():
+            section[key] = value
+
+
+def _follow(trainer: Any, step_dir: Path) -> None:
+    """Have the tracker name the step that an automatic resume chose, now that it is verified."""
+    folder = output_folder(trainer)
+    step = parse_step(step_dir)
+    if trainer.config.trainer.resume_mode == "auto" and step is not None and read_tracker(folder).step != step:
+        repair_tracker(folder, step)

@@ -1,0 +1,93 @@
+"""Which run an output folder belongs to: `agentlightning_run.json`, written before the first input is enqueued."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agl_async_ckpt.exceptions import DamagedStateError, StateWriteError
+from agl_async_ckpt.storage import publish_bytes
+
+RUN_FILE_NAME = "agentlightning_run.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Identity of one output folder.
+
+    Attributes:
+        run_id: Tags the rollouts of this run on the server.
+        parent_run_id: The run that this one was forked from by an explicit resume path.
+        first_step: The first step that was saved with an input state; a later step without one is an error.
+        created_at: Unix seconds.
+    """
+
+    run_id: str
+    parent_run_id: str | None = None
+    first_step: int | None = None
+    created_at: float = 0.0
+    format_version: int = FORMAT_VERSION
+
+
+def read_run(output_dir: Path) -> RunIdentity | None:
+    """Read the identity of an output folder; None if it has none yet.
+
+    Raises:
+        DamagedStateError: The file is there and cannot be used.
+    """
+    path = output_dir / RUN_FILE_NAME
+    try:
+        raw: Any = json.loads(path.read_bytes())
+        known = {name: raw[name] for name in RunIdentity.__dataclass_fields__ if name in raw}
+        identity = RunIdentity(**known)
+        if not isinstance(identity.run_id, str) or not isinstance(identity.first_step, int | None):
+            raise TypeError("wrong types")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise DamagedStateError(
+            f"{path} cannot be read: {error}.\n"
+            "It names the run of this output folder. Restore it, or remove it to give the folder a new run id."
+        ) from error
+    return identity
+
+
+def open_run(output_dir: Path, *, parent_run_id: str | None = None) -> RunIdentity:
+    """Return the identity of an output folder, creating folder and identity if there is none.
+
+    Args:
+        output_dir: The trainer's `default_local_dir`.
+        parent_run_id: Recorded in a new identity only.
+
+    Raises:
+        StateWriteError: The folder cannot be written.
+    """
+    known = read_run(output_dir)
+    if known is not None:
+        return known
+    return _write(output_dir, RunIdentity(uuid.uuid4().hex, parent_run_id, created_at=time.time()))
+
+
+def note_first_step(output_dir: Path, identity: RunIdentity, step: int) -> RunIdentity:
+    """Record that steps from `step` on have an input state, unless an earlier one is on record."""
+    if identity.first_step is not None and identity.first_step <= step:
+        return identity
+    return _write(output_dir, replace(identity, first_step=step))
+
+
+def _write(output_dir: Path, identity: RunIdentity) -> RunIdentity:
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        publish_bytes(output_dir / RUN_FILE_NAME, json.dumps(asdict(identity), indent=1).encode())
+    except OSError as error:
+        raise StateWriteError(
+            error.errno,
+            f"The output folder {output_dir} cannot be written ({error.strerror}).\n"
+            "Nothing was trained. Make trainer.default_local_dir writable, or set another one.",
+        ) from error
+    return identity

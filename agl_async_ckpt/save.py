@@ -1,0 +1,100 @@
+"""One checkpoint: our file, then VERL's save, then the seal (the commit order of docs/explanation)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from agl_async_ckpt import capture
+from agl_async_ckpt.container import read_trailer
+from agl_async_ckpt.exceptions import ActivationError, ForeignFormatError, StateFormatError
+from agl_async_ckpt.run_identity import note_first_step
+from agl_async_ckpt.seal import write_seal
+from agl_async_ckpt.session import Session
+from agl_async_ckpt.state import InputState
+from agl_async_ckpt.storage import FILE_NAME, commit_state, discard_state
+
+log = logging.getLogger(__name__)
+
+
+def take_state(trainer: Any, session: Session) -> InputState:
+    """Read the input position of a trainer that has finished `trainer.global_steps` steps."""
+    assert session.run is not None, "the run's identity is set by _load_checkpoint"
+    rng = session.pending_rng or capture.rng_state()  # before the loader's state, which may draw a seed
+    loader_state = capture.loader_state(trainer)
+    return InputState(
+        global_step=int(trainer.global_steps),
+        epoch=int(trainer.epoch),
+        exhausted=capture.is_exhausted(trainer, loader_state),
+        loader_state=loader_state,
+        buffered_batch=capture.buffered_batch(trainer),
+        carry_over=session.in_flight.collect(capture.carry_over(trainer)),
+        rng_state=rng,
+        fingerprint=session.fingerprint,
+        run_id=session.run.run_id,
+        parent_run_id=session.run.parent_run_id,
+        written_by=capture.written_by(),
+    )
+
+
+def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]) -> Any:
+    """Commit the input position, let VERL save, seal both.
+
+    Args:
+        verl_save: The framework's own `_save_checkpoint`; publishes the step through its tracker at its end.
+
+    Raises:
+        StateWriteError: Before VERL starts, so the previous checkpoint stays selected.
+        UnencodableValueError: Likewise.
+    """
+    step_dir = capture.step_folder(trainer)
+    if not session.active:
+        # A step folder that is written again must not keep the input position of an earlier life.
+        discard_state(step_dir)
+        return verl_save()
+    state = take_state(trainer, session)
+    assert session.run is not None
+    _refuse_foreign_file(step_dir)
+    session.adopt_run(note_first_step(step_dir.parent, session.run, state.global_step))
+    path = commit_state(state, step_dir)
+    result = verl_save()
+    _confirm_ours(path, state)
+    write_seal(step_dir, use_critic=bool(trainer.use_critic), async_save=capture.saves_asynchronously(trainer))
+    log.info(
+        "Saved the input position of step %d (epoch %d, %d buffered, %d prompt groups in flight) to %s.",
+        state.global_step,
+        state.epoch,
+        state.num_buffered,
+        state.num_in_flight,
+        path,
+    )
+    return result
+
+
+def _refuse_foreign_file(step_dir: Any) -> None:
+    path = step_dir / FILE_NAME
+    if not path.exists():
+        return
+    try:
+        read_trailer(path)
+    except ForeignFormatError as error:
+        raise ActivationError(
+            f"{path} is of another format (agent-lightning's own?) and was not written over.\n"
+            "Set trainer.default_local_dir to a new folder, or switch off one of the two writers."
+        ) from error
+    except StateFormatError:
+        return  # damaged, ours: replaced by a good one
+
+
+def _confirm_ours(path: Any, state: InputState) -> None:
+    try:
+        ours = read_trailer(path).run_id == state.run_id
+    except (StateFormatError, OSError):
+        ours = False
+    if not ours:
+        raise ActivationError(
+            f"{path} was written over while VERL saved step {state.global_step}: "
+            "this agent-lightning saves a file of that name itself.\n"
+            "Take this extension out of the config; the saved input position of this step is lost."
+        )

@@ -1,0 +1,43 @@
+"""Ray worker setup hook: `ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=agl_async_ckpt.worker.setup`.
+
+Setting a hook in the config replaces agent-lightning's own, which registers its policy losses in each worker; so this
+one runs it first. A hook of the user that `run_ppo` found in the config is named by an environment variable and runs
+after it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+
+from agl_async_ckpt.activation import install
+from agl_async_ckpt.exceptions import ActivationError
+
+SETUP_HOOK = "agl_async_ckpt.worker.setup"
+UPSTREAM_HOOK = "agentlightning.verl.per_rollout_loss.register_in_worker"
+CHAINED_HOOK_VARIABLE = "AGL_ASYNC_CKPT_CHAINED_HOOK"
+
+
+def setup() -> None:
+    """Run agent-lightning's own hook and the chained one, then wait for the trainer module to be imported.
+
+    Raises:
+        ActivationError: The chained hook does not exist.
+    """
+    _load(UPSTREAM_HOOK)()
+    chained = os.environ.get(CHAINED_HOOK_VARIABLE)
+    if chained and chained not in (SETUP_HOOK, UPSTREAM_HOOK):
+        _load(chained)()
+    install()
+
+
+def _load(dotted: str) -> Callable[[], object]:
+    module, _, name = dotted.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ActivationError(
+            f"The worker setup hook {dotted!r} cannot be loaded: {error}.\n"
+            "Name an importable function as <module>.<function> that every Ray worker can import."
+        ) from error
