@@ -1,0 +1,340 @@
+"""Any value of a dataset row or loader state <-> plain values that `torch.load(weights_only=True)` opens.
+
+Plain are tensors, str, int, float, bool, None, bytes, list and dict. Everything else becomes a dict with the key
+`$type`, comes back with its exact type, or is refused by name: an input that returns as something else (a named tuple
+as a tuple, a numpy scalar as a float) would change what is trained. docs/format.md lists the tags.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import zoneinfo
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from types import NoneType
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from agl_async_ckpt.codec_arrays import (
+    Array,
+    check_tensor,
+    pack_array,
+    pack_bytes,
+    pack_dtype,
+    pack_numbers,
+    pack_tensor,
+    unpack_array,
+    unpack_bytes,
+    unpack_dtype,
+    unpack_numbers,
+    unpack_shape,
+    unpack_tensor,
+)
+from agl_async_ckpt.exceptions import UnencodableValueError
+
+Plain = Any
+"""A tensor, str, int, float, bool, None, bytes, list or dict of these; a dict with the key `TAG` is an encoding."""
+
+TAG = "$type"
+MAX_DEPTH = 100
+_PACK_NUMBERS_FROM = 32
+_MAX_TEXT = 2**30
+_AS_IS = frozenset({float, bool, NoneType})
+
+
+class _Refused(Exception):  # noqa: N818 - control flow, always turned into UnencodableValueError
+    """A value that cannot be encoded; collects its place on the way out."""
+
+    def __init__(self, value: object, reason: str) -> None:
+        super().__init__(reason)
+        kind = type(value)
+        self.kind = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        self.reason = reason
+        self.place = ""
+
+    def inside(self, part: str) -> _Refused:
+        """Note the place one level further out."""
+        self.place = part + self.place
+        return self
+
+    def error(self, where: str) -> UnencodableValueError:
+        """Compose the error for users."""
+        place = self.place if len(self.place) <= 200 else f"{self.place[:200]}..."
+        return UnencodableValueError(
+            f"{where}{', at ' + place if place else ''}: {self.kind} {self.reason}.\n"
+            "Keep plain values in the dataset: text, numbers, bytes, dates, lists, dicts, numpy arrays, tensors "
+            "(an image as its encoded bytes or its path)."
+        )
+
+
+def encode_value(value: Any, where: str) -> Plain:
+    """Encode one value, copying every tensor and array.
+
+    Args:
+        value: Anything.
+        where: Its place for the error text, such as "column 'image', row 3".
+
+    Returns:
+        Plain values that share no memory with `value`.
+
+    Raises:
+        UnencodableValueError: `value` holds something that would not come back exactly.
+    """
+    return _run(_Encoder(copy=True), value, where)
+
+
+def encode_batch(batch: Mapping[str, Any]) -> dict[str, Plain]:
+    """Encode a loader batch: column name -> tensor, numpy array or list, each of one leading length.
+
+    Raises:
+        UnencodableValueError: Names column and row.
+    """
+    return _batch(_Encoder(copy=True), batch)
+
+
+def check_batch_encodable(batch: Mapping[str, Any]) -> None:
+    """Raise what `encode_batch` would, without copying arrays and tensors.
+
+    Raises:
+        UnencodableValueError: Names column and row.
+    """
+    _batch(_Encoder(copy=False), batch)
+
+
+def decode_value(plain: Plain, shared: Mapping[str, Plain] | None = None) -> Any:
+    """Rebuild what `encode_value` encoded, in memory of its own.
+
+    Args:
+        plain: Encoded value.
+        shared: digest -> encoded value, for the values that are stored once.
+
+    Raises:
+        ValueError, TypeError, KeyError: `plain` is not an encoding.
+    """
+    kind = cast("type[Any]", type(plain))
+    if kind is dict:
+        if TAG in plain:
+            return _DECODERS[plain[TAG]](plain, shared)
+        return {key: decode_value(item, shared) for key, item in plain.items()}
+    if kind is list:
+        return [decode_value(item, shared) for item in plain]
+    return check_tensor(plain) if kind is torch.Tensor else plain
+
+
+def _run(encoder: _Encoder, value: Any, where: str) -> Plain:
+    try:
+        return encoder.encode(value, 0)
+    except _Refused as refused:
+        raise refused.error(where) from None
+    except RecursionError:
+        raise _Refused(value, "is nested too deeply").error(where) from None
+
+
+def _batch(encoder: _Encoder, batch: Mapping[str, Any]) -> dict[str, Plain]:
+    encoded: dict[str, Plain] = {}
+    for name, column in batch.items():
+        if type(name) is not str:
+            raise _Refused(name, "is no column name").error(f"column {name!r}")
+        where = f"column {name!r}"
+        rows: Iterable[Any] | None = None
+        if type(column) is list or (type(column) is np.ndarray and cast("Array", column).ndim > 0):
+            rows = cast("Iterable[Any]", column)
+        try:
+            encoded[name] = encoder.encode(column, 0)
+        except (_Refused, RecursionError):
+            # Only now, when it failed, look for the row: the good case pays nothing for the message.
+            for index, row in enumerate(rows or ()):
+                _run(encoder, row, f"{where}, row {index}")
+            encoded[name] = _run(encoder, column, where)
+    return encoded
+
+
+class _Encoder:
+    """One pass over a value. With `copy=False` it only checks: leaves are judged and not copied."""
+
+    def __init__(self, *, copy: bool) -> None:
+        self._copy = copy
+        self._by_type: dict[type, Callable[[Any, int], Plain]] = {
+            str: self._text,
+            int: self._int,
+            list: self._list,
+            dict: self._dict,
+            bytes: lambda value, _: value if 0 < len(value) <= 1024 else self._blob("bytes", value),
+            bytearray: lambda value, _: self._blob("bytearray", value),
+            tuple: lambda value, depth: {TAG: "tuple", "items": self._list(value, depth)},
+            set: lambda value, depth: {TAG: "set", "items": self._list(list(value), depth)},
+            frozenset: lambda value, depth: {TAG: "frozenset", "items": self._list(list(value), depth)},
+            OrderedDict: lambda value, depth: {TAG: "OrderedDict", "items": self._pairs(value, depth)},
+            complex: lambda value, _: {TAG: "complex", "parts": [value.real, value.imag]},
+            Decimal: lambda value, _: {TAG: "Decimal", "text": str(value)},
+            dt.datetime: lambda value, _: {TAG: "datetime", "parts": [*_date(value), *_time(value)], **_zone(value)},
+            dt.date: lambda value, _: {TAG: "date", "parts": _date(value)},
+            dt.time: lambda value, _: {TAG: "time", "parts": _time(value), **_zone(value)},
+            dt.timedelta: lambda value, _: {TAG: "timedelta", "parts": _delta(value)},
+            np.ndarray: self._array,
+            np.str_: lambda value, depth: {TAG: "numpy.str_", "text": self._text(str(value), depth)},
+            np.bytes_: lambda value, _: self._blob("numpy.bytes_", bytes(value)),
+            torch.Tensor: self._tensor,
+        }
+
+    def encode(self, value: Any, depth: int) -> Plain:
+        kind = cast("type[Any]", type(value))
+        if kind in _AS_IS:
+            return value
+        if depth > MAX_DEPTH:
+            raise _Refused(value, f"is nested more than {MAX_DEPTH} deep, or contains itself")
+        encoder = self._by_type.get(kind)
+        if encoder is not None:
+            return encoder(value, depth)
+        if isinstance(value, np.generic):
+            return self._scalar(value)
+        raise _Refused(value, "cannot be saved exactly")
+
+    def _blob(self, tag: str, value: bytes | bytearray) -> Plain:
+        return {TAG: tag, "data": pack_bytes(value) if self._copy else None}
+
+    def _text(self, value: str, _: int) -> Plain:
+        if len(value) > _MAX_TEXT:
+            raise _Refused(value, f"is longer than {_MAX_TEXT} characters")
+        return value
+
+    def _int(self, value: int, _: int) -> Plain:
+        # Beyond 64 bit the loader knows one opcode, up to 255 bytes; hexadecimal text has no limit.
+        return value if -(2**63) <= value < 2**63 else {TAG: "int", "hex": hex(value)}
+
+    def _list(self, items: list[Any] | tuple[Any, ...], depth: int) -> Plain:
+        if len(items) >= _PACK_NUMBERS_FROM:
+            packed = pack_numbers(items)
+            if packed is not None:
+                return {TAG: "numbers", **packed}
+        encoded: list[Plain] = []
+        for index, item in enumerate(items):
+            try:
+                encoded.append(self.encode(item, depth + 1))
+            except _Refused as refused:
+                raise refused.inside(f"[{index}]") from None
+        return encoded
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> Plain:
+        if TAG in value or any(type(key) is not str for key in value):
+            return {TAG: "dict", "items": self._pairs(value, depth)}
+        encoded: dict[str, Plain] = {}
+        for key, item in value.items():
+            try:
+                encoded[self._text(key, depth)] = self.encode(item, depth + 1)
+            except _Refused as refused:
+                raise refused.inside(f"[{key!r}]") from None
+        return encoded
+
+    def _pairs(self, value: Mapping[Any, Any], depth: int) -> list[Plain]:
+        encoded: list[Plain] = []
+        for key, item in value.items():
+            try:
+                encoded.append([self.encode(key, depth + 1), self.encode(item, depth + 1)])
+            except _Refused as refused:
+                raise refused.inside(f"[{key!r}]") from None
+        return encoded
+
+    def _array(self, array: Array, depth: int) -> Plain:
+        if array.dtype == object:
+            order = "F" if array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+            items = self._list(array.ravel(order).tolist(), depth)
+            return {TAG: "object_array", "shape": list(array.shape), "order": order, "items": items}
+        dtype = pack_dtype(array.dtype)
+        if dtype is None:
+            raise _Refused(array, f"of type {array.dtype} cannot be saved exactly")
+        return {TAG: "array", **pack_array(array, dtype)} if self._copy else None
+
+    def _scalar(self, value: Any) -> Plain:
+        array = np.asarray(value)
+        dtype = pack_dtype(array.dtype)
+        if dtype is None or array.dtype.type is not type(value):
+            raise _Refused(value, "cannot be saved exactly")
+        return {TAG: "scalar", "dtype": dtype, "data": pack_bytes(array.tobytes())}
+
+    def _tensor(self, tensor: torch.Tensor, _: int) -> Plain:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+            raise _Refused(tensor, f"({tensor.layout}, {tensor.dtype}, {tensor.device}) is not a plain dense tensor")
+        if not self._copy:
+            return None
+        packed = pack_tensor(tensor)
+        return packed if isinstance(packed, torch.Tensor) else {TAG: "tensor", **packed}
+
+
+def _date(value: dt.date) -> list[int]:
+    return [value.year, value.month, value.day]
+
+
+def _time(value: dt.datetime | dt.time) -> list[int]:
+    return [value.hour, value.minute, value.second, value.microsecond, value.fold]
+
+
+def _delta(value: dt.timedelta) -> list[int]:
+    return [value.days, value.seconds, value.microseconds]
+
+
+def _zone(value: dt.datetime | dt.time) -> dict[str, Plain]:
+    zone = value.tzinfo
+    if zone is None:
+        return {"zone": None}
+    if type(zone) is dt.timezone:
+        offset, name = zone.utcoffset(None), zone.tzname(None)
+        return {"zone": {"offset": _delta(offset), "name": None if dt.timezone(offset).tzname(None) == name else name}}
+    if type(zone) is zoneinfo.ZoneInfo and getattr(zone, "key", None):
+        return {"zone": zone.key}
+    raise _Refused(zone, "is no time zone that can be saved exactly")
+
+
+def _unzone(plain: Any) -> dt.tzinfo | None:
+    if plain is None or isinstance(plain, str):
+        return None if plain is None else zoneinfo.ZoneInfo(plain)
+    offset, name = dt.timedelta(*plain["offset"]), plain["name"]
+    return dt.timezone(offset) if name is None else dt.timezone(offset, name)
+
+
+def _object_array(plain: dict[str, Plain], shared: Mapping[str, Plain] | None) -> Array:
+    items, shape = decode_value(plain["items"], shared), unpack_shape(plain["shape"])
+    array = np.empty(len(items), dtype=object)
+    for index, item in enumerate(items):  # assigning the list at once would unfold equally long lists inside it
+        array[index] = item
+    return array.reshape(shape, order=plain["order"])
+
+
+def _scalar(plain: dict[str, Plain]) -> Any:
+    return np.frombuffer(unpack_bytes(plain["data"]), dtype=unpack_dtype(plain["dtype"])).copy()[0]
+
+
+def _from_shared(plain: dict[str, Plain], shared: Mapping[str, Plain] | None) -> Any:
+    # Decoded afresh for each reference: siblings must not share a dict that a hook may change in place.
+    return decode_value((shared or {})[plain["digest"]], None)
+
+
+_DECODERS: dict[str, Callable[[dict[str, Plain], Mapping[str, Plain] | None], Any]] = {
+    "int": lambda plain, _: int(plain["hex"], 16),
+    "bytes": lambda plain, _: unpack_bytes(plain["data"]),
+    "bytearray": lambda plain, _: bytearray(unpack_bytes(plain["data"])),
+    "tuple": lambda plain, shared: tuple(decode_value(plain["items"], shared)),
+    "set": lambda plain, shared: set(decode_value(plain["items"], shared)),
+    "frozenset": lambda plain, shared: frozenset(decode_value(plain["items"], shared)),
+    "dict": lambda plain, shared: dict(decode_value(plain["items"], shared)),
+    "OrderedDict": lambda plain, shared: OrderedDict(decode_value(plain["items"], shared)),
+    "complex": lambda plain, _: complex(*plain["parts"]),
+    "Decimal": lambda plain, _: Decimal(plain["text"]),
+    "datetime": lambda plain, _: dt.datetime(
+        *plain["parts"][:7], tzinfo=_unzone(plain["zone"]), fold=plain["parts"][7]
+    ),
+    "date": lambda plain, _: dt.date(*plain["parts"]),
+    "time": lambda plain, _: dt.time(*plain["parts"][:4], tzinfo=_unzone(plain["zone"]), fold=plain["parts"][4]),
+    "timedelta": lambda plain, _: dt.timedelta(*plain["parts"]),
+    "numbers": lambda plain, _: unpack_numbers(plain),
+    "array": lambda plain, _: unpack_array(plain),
+    "object_array": _object_array,
+    "scalar": lambda plain, _: _scalar(plain),
+    "numpy.str_": lambda plain, _: np.str_(plain["text"]),
+    "numpy.bytes_": lambda plain, _: np.bytes_(unpack_bytes(plain["data"])),
+    "tensor": lambda plain, _: unpack_tensor(plain),
+    "shared": _from_shared,
+}

@@ -1,0 +1,209 @@
+"""Arrays, tensors and lists of numbers <-> plain values; the leaves of the codec.
+
+The bytes of an array travel as a *blob*: None if empty, `bytes` up to `_SMALL` bytes, else a uint8 tensor. A tensor
+is a record of its own in the file, which is dear for a few bytes; long `bytes` cost more than that.
+Data types are written as numpy's array interface strings (`<f4`: byte order, kind, item size), which numpy 1 and 2
+read alike, unlike their pickles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+_SMALL = 1024
+_PLAIN_KINDS = "biufcmMSUV"
+# Every supported torch writes these itself; the others travel as bytes and a name, so that no version has to know
+# how another one pickles them.
+_NATIVE_DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+
+
+def pack_bytes(data: bytes | bytearray) -> Any:
+    """Turn bytes into a blob."""
+    if not data:
+        return None  # weights_only refuses an empty bytes object
+    if len(data) <= _SMALL:
+        return bytes(data)
+    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))
+
+
+def unpack_bytes(blob: Any) -> bytes:
+    """Turn a blob back into bytes.
+
+    Raises:
+        ValueError: Not a blob.
+    """
+    if blob is None:
+        return b""
+    if type(blob) is bytes:
+        return blob
+    if type(blob) is torch.Tensor and blob.dtype is torch.uint8 and blob.dim() == 1:
+        return check_tensor(blob).numpy().tobytes()
+    raise ValueError(f"expected bytes, got {type(blob).__name__}")
+
+
+def pack_dtype(dtype: np.dtype[Any]) -> Any:
+    """Describe a numpy dtype with plain values, or None if that would not bring back the same one."""
+    if not _is_plain(dtype):
+        return None
+    plain = dtype.str if dtype.fields is None else _listed(dtype.descr)
+    try:
+        return plain if unpack_dtype(plain) == dtype else None
+    except (TypeError, ValueError):
+        return None
+
+
+def unpack_dtype(plain: Any) -> np.dtype[Any]:
+    """Read what `pack_dtype` wrote.
+
+    Raises:
+        ValueError: Not the description of a plain dtype.
+    """
+    descr = plain if isinstance(plain, str) else _tupled(plain)
+    try:
+        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(descr)
+    except (TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"not a numpy dtype: {plain!r}") from error
+    if not _is_plain(dtype):
+        raise ValueError(f"not a plain numpy dtype: {plain!r}")
+    return dtype
+
+
+def pack_array(array: Array, dtype: Any) -> dict[str, Any]:
+    """Copy a non-object array; `dtype` is its description. Keeps Fortran order, and drops any other strides."""
+    order = "F" if array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    return {"dtype": dtype, "shape": list(array.shape), "order": order, "data": pack_bytes(array.tobytes(order))}
+
+
+def unpack_array(plain: dict[str, Any]) -> Array:
+    """Rebuild a writable array of its own memory.
+
+    Raises:
+        ValueError: The sizes disagree, checked before memory is taken.
+    """
+    dtype, shape, order = unpack_dtype(plain["dtype"]), unpack_shape(plain["shape"]), plain["order"]
+    data = unpack_bytes(plain["data"])
+    if math.prod(shape) * dtype.itemsize != len(data):
+        raise ValueError(f"an array of shape {shape} and type {dtype} does not fit into {len(data)} bytes")
+    return np.ndarray(shape, dtype, bytearray(data), order=order).copy(order="K")
+
+
+def unpack_shape(plain: Any) -> tuple[int, ...]:
+    """Check a list of dimensions.
+
+    Raises:
+        ValueError: Not up to 64 non-negative integers.
+    """
+    if type(plain) is not list or len(plain) > 64 or any(type(size) is not int or size < 0 for size in plain):
+        raise ValueError("not an array shape")
+    return tuple(plain)
+
+
+def pack_tensor(tensor: torch.Tensor) -> Any:
+    """Copy a tensor to the CPU, without its graph and without the rest of its storage."""
+    copy = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    if copy.dtype in _NATIVE_DTYPES:
+        return copy
+    name = str(copy.dtype).removeprefix("torch.")
+    data = copy.reshape(-1).view(torch.uint8).numpy().tobytes() if copy.numel() else b""
+    return {"dtype": name, "shape": list(copy.shape), "data": pack_bytes(data)}
+
+
+def unpack_tensor(plain: dict[str, Any]) -> torch.Tensor:
+    """Rebuild a tensor whose type travels by name.
+
+    Raises:
+        ValueError: This torch lacks the type, or the sizes disagree.
+    """
+    name, shape, data = plain["dtype"], unpack_shape(plain["shape"]), unpack_bytes(plain["data"])
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch {torch.__version__} has no type {name!r}")
+    if math.prod(shape) * dtype.itemsize != len(data):
+        raise ValueError(f"a tensor of shape {shape} and type {name} does not fit into {len(data)} bytes")
+    if not data:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8)).view(dtype).reshape(shape)
+
+
+def check_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor if its storage really holds it: strides of 0 could declare any size.
+
+    Raises:
+        ValueError: The tensor declares more than the file holds.
+    """
+    if not tensor.is_contiguous() or tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+        raise ValueError("a tensor declares more than its storage holds")
+    return tensor
+
+
+def pack_numbers(items: Sequence[Any]) -> dict[str, Any] | None:
+    """Pack a list of only `int` (64 bit) or only `float`; None for any other list.
+
+    The loader handles every element of a list by itself: a list of token ids is slow to read and large.
+    """
+    kinds = set(map(type, items))
+    if kinds == {int}:
+        if not -(2**63) <= min(items) <= max(items) < 2**63:
+            return None
+        dtype = "<i8"
+    elif kinds == {float}:
+        dtype = "<f8"
+    else:
+        return None
+    return {"dtype": dtype, "data": pack_bytes(np.array(items, dtype=dtype).tobytes())}
+
+
+def unpack_numbers(plain: dict[str, Any]) -> list[Any]:
+    """Rebuild a list of `int` or `float`.
+
+    Raises:
+        ValueError: Another type.
+    """
+    if plain["dtype"] not in ("<i8", "<f8"):
+        raise ValueError(f"not a list of numbers: {plain['dtype']!r}")
+    return np.frombuffer(unpack_bytes(plain["data"]), dtype=plain["dtype"]).tolist()
+
+
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    if dtype.subdtype is not None:
+        return _is_plain(dtype.subdtype[0])
+    if dtype.fields is not None:
+        return all(_is_plain(field[0]) for field in dtype.fields.values())
+    # Extended precision means another format on another machine under the same name.
+    return dtype.kind in _PLAIN_KINDS and dtype.itemsize > 0 and dtype.char not in "gG"
+
+
+def _listed(descr: Any) -> Any:
+    return [_listed(item) for item in descr] if isinstance(descr, (list, tuple)) else descr
+
+
+def _tupled(plain: Any) -> Any:
+    """Give a structured description its shape back: a list of (name, type, shape) tuples, type again a list or text."""
+    if isinstance(plain, str):
+        return plain
+    fields: list[tuple[Any, ...]] = []
+    for name, kind, *shape in plain:
+        fields.append((tuple(name) if isinstance(name, list) else name, _tupled(kind), *map(tuple, shape)))
+    return fields

@@ -1,0 +1,219 @@
+"""The container of an input state: a torch zip file whose zip comment is the trailer. See docs/format.md.
+
+    local entries ... central directory ... end record (22 bytes) | trailer (JSON, the zip comment)
+
+Every byte is verified before anything is unpickled, and what is unpickled are the very bytes that were verified.
+Imports neither torch nor numpy nor pickle, so that a listing is cheap and safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import io
+import os
+import stat
+import struct
+import zipfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from agl_async_ckpt.exceptions import (
+    CheckpointNotFoundError,
+    DamagedStateError,
+    ForeignFormatError,
+)
+from agl_async_ckpt.layout import FILE_NAME
+from agl_async_ckpt.trailer import (
+    BLANK_DIGEST,
+    DIGEST_END,
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    MAX_TRAILER_BYTES,
+    Trailer,
+    blank,
+    is_ours,
+    parse_trailer,
+)
+
+__all__ = [
+    "FILE_NAME",
+    "FORMAT_NAME",
+    "FORMAT_VERSION",
+    "Trailer",
+    "is_whole_zip",
+    "read_trailer",
+    "read_verified",
+    "verify",
+]
+
+END_RECORD = struct.Struct("<4s4H2LH")
+"""Zip end record: signature, disk numbers (2), entries (2), directory size and offset, comment length."""
+
+_SIGNATURE = b"PK\x05\x06"
+_ZIP64_END_BYTES = 56 + 20
+_LOCAL_SIGNATURE = b"PK\x03\x04"
+_MAX_COMMENT = 0xFFFF
+_CHUNK = 4 * 1024 * 1024
+
+
+def read_trailer(path: str | os.PathLike[str]) -> Trailer:
+    """Read the end of a file. Tells what the file says about itself; only `verify` tells whether it is whole.
+
+    Raises:
+        CheckpointNotFoundError: There is no such file.
+        DamagedStateError: Truncated, altered, empty, unreadable, or not a regular file.
+        ForeignFormatError: A whole torch file without a trailer of ours.
+        UnsupportedVersionError: Of a newer format version.
+    """
+    with _open(path) as (fd, size):
+        end, comment = _find_trailer(fd, size, path)
+        return _sized(parse_trailer(comment, str(path)), end, path)
+
+
+def verify(path: str | os.PathLike[str]) -> Trailer:
+    """Hash every byte of a file, in constant memory, and return its trailer.
+
+    Raises:
+        As `read_trailer`.
+    """
+    with _open(path) as (fd, size):
+        end, comment = _find_trailer(fd, size, path)
+        digest = hashlib.sha256()
+        for chunk in _chunks(fd, end, path):
+            digest.update(chunk)
+        return _checked(digest, end, comment, path)
+
+
+def read_verified(path: str | os.PathLike[str]) -> tuple[Trailer, io.BytesIO]:
+    """Read a file into memory once, and verify these very bytes: nothing can change between check and use.
+
+    Raises:
+        As `read_trailer`, and DamagedStateError for a zip directory that declares more than the file holds.
+    """
+    with _open(path) as (fd, size):
+        end, comment = _find_trailer(fd, size, path)
+        content, digest = io.BytesIO(), hashlib.sha256()
+        for chunk in _chunks(fd, end, path):
+            digest.update(chunk)
+            content.write(chunk)
+    trailer = _checked(digest, end, comment, path)
+    content.write(comment)
+    _check_directory(content, path)
+    content.seek(0)
+    return trailer, content
+
+
+def is_whole_zip(path: str | os.PathLike[str]) -> bool:
+    """Whether a file looks like a complete torch zip with no comment, judged by its two ends."""
+    try:
+        with _open(path) as (fd, size):
+            tail = _read(fd, max(0, size - END_RECORD.size), END_RECORD.size, path)
+            return _ends_whole(fd, tail, size, path)
+    except (CheckpointNotFoundError, DamagedStateError):
+        return False
+
+
+@contextmanager
+def _open(path: str | os.PathLike[str]) -> Generator[tuple[int, int]]:
+    """Open a regular file; yields its descriptor and its size in bytes."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointNotFoundError(f"There is no input state {path}.") from error
+    except (OSError, ValueError) as error:
+        raise DamagedStateError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            kind = "a directory" if stat.S_ISDIR(info.st_mode) else "not a regular file"
+            raise DamagedStateError(f"{path} is {kind}, not an input state.")
+        if info.st_size == 0:
+            raise DamagedStateError(f"{path} is damaged: it is empty.")
+        yield fd, info.st_size
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int, offset: int, length: int, path: str | os.PathLike[str]) -> bytes:
+    try:
+        data = os.pread(fd, length, offset)
+        while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
+            data += more
+        return data
+    except OSError as error:
+        raise DamagedStateError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _chunks(fd: int, end: int, path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The bytes before `end`, in order."""
+    for offset in range(0, end, _CHUNK):
+        yield _read(fd, offset, min(_CHUNK, end - offset), path)
+
+
+def _find_trailer(fd: int, size: int, path: str | os.PathLike[str]) -> tuple[int, bytes]:
+    """Find the zip comment that reaches exactly to the end of the file; returns its offset and its bytes."""
+    tail = _read(fd, max(0, size - END_RECORD.size - _MAX_COMMENT), END_RECORD.size + _MAX_COMMENT, path)
+    at = tail.rfind(_SIGNATURE)
+    while at >= 0:
+        comment_at = at + END_RECORD.size
+        if comment_at <= len(tail) and END_RECORD.unpack_from(tail, at)[-1] == len(tail) - comment_at:
+            break
+        at = tail.rfind(_SIGNATURE, 0, at + len(_SIGNATURE) - 1)
+    if at < 0:
+        raise DamagedStateError(f"{path} is damaged: it has no end record (truncated or altered, {size} bytes).")
+    comment = tail[at + END_RECORD.size :]
+    if not is_ours(comment):
+        end_record = tail[at : at + END_RECORD.size]
+        if not _ends_whole(fd, end_record, size - len(comment), path):
+            raise DamagedStateError(f"{path} is damaged: it has no trailer, and is no whole torch file either.")
+        raise ForeignFormatError(
+            f"{path} is a whole file of another format (agent-lightning's own?): it has no trailer of agl-async-ckpt.\n"
+            "It was left as it is."
+        )
+    if len(comment) > MAX_TRAILER_BYTES:
+        raise DamagedStateError(
+            f"{path} is damaged: its trailer takes {len(comment)} bytes; {MAX_TRAILER_BYTES} are allowed."
+        )
+    return size - len(comment), comment
+
+
+def _ends_whole(fd: int, end_record: bytes, size: int, path: str | os.PathLike[str]) -> bool:
+    """Whether the first entry is at 0 and the directory ends right before the end record, with nothing cut between."""
+    if len(end_record) != END_RECORD.size or not end_record.startswith(_SIGNATURE):
+        return False
+    _, *_, directory_bytes, directory_at, _ = END_RECORD.unpack(end_record)
+    gap = size - END_RECORD.size - directory_bytes - directory_at
+    is_zip64 = 0xFFFFFFFF in (directory_bytes, directory_at)
+    return _read(fd, 0, 4, path) == _LOCAL_SIGNATURE and (is_zip64 or gap in (0, _ZIP64_END_BYTES))
+
+
+def _checked(digest: Any, end: int, comment: bytes, path: str | os.PathLike[str]) -> Trailer:
+    """Compare digests first: a trailer that was altered must not be believed about its version."""
+    digest.update(blank(comment))
+    stated = comment[-len(BLANK_DIGEST) - len(DIGEST_END) : -len(DIGEST_END)]
+    if not hmac.compare_digest(digest.hexdigest().encode(), stated):
+        raise DamagedStateError(f"{path} is damaged: its content does not match its checksum.")
+    return _sized(parse_trailer(comment, str(path)), end, path)
+
+
+def _sized(trailer: Trailer, end: int, path: str | os.PathLike[str]) -> Trailer:
+    if trailer.num_zip_bytes != end:
+        raise DamagedStateError(
+            f"{path} is damaged: {end} bytes stand before its trailer, which says {trailer.num_zip_bytes}."
+        )
+    return trailer
+
+
+def _check_directory(content: io.BytesIO, path: str | os.PathLike[str]) -> None:
+    """Refuse a directory that would make the loader take more memory than the file has bytes."""
+    try:
+        with zipfile.ZipFile(content) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, UnicodeError) as error:
+        raise DamagedStateError(f"{path} is damaged: its zip directory cannot be read ({error}).") from error
+    if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size for entry in entries):
+        raise DamagedStateError(f"{path} is damaged: it holds a compressed entry, which torch never writes.")
+    if sum(entry.file_size for entry in entries) > content.getbuffer().nbytes:
+        raise DamagedStateError(f"{path} is damaged: its entries declare more bytes than the file has.")

@@ -1,0 +1,151 @@
+"""Durable publication of files: temp file, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from agl_async_ckpt.exceptions import StateWriteError
+
+_TEMP_NAME = re.compile(r"\.agentlightning_[a-z_]+\.[a-z]+\.\d+\.[0-9a-f]+\.tmp")
+# Some network file systems cannot sync a folder and say so; nothing can be done there, and the entry is theirs to keep.
+_NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+
+
+def publish(target: Path, write: Callable[[int], None], before_rename: Callable[[], None] | None = None) -> None:
+    """Replace `target` so that a reader finds the old file or the new one, never a part.
+
+    If `target` is a symbolic link, the file it points to is replaced, in that file's folder, and the link stays. The
+    mode is what the umask leaves of 0666. fsync is called once: after a failure the kernel may report success for
+    data that is gone.
+
+    Args:
+        target: File in an existing folder.
+        write: Writes the content to a descriptor.
+        before_rename: Called once the new content is durable and not yet visible.
+
+    Raises:
+        OSError: `target` is the old file; or, if only the last fsync failed, of unknown durability.
+    """
+    real = Path(os.path.realpath(target))
+    temp = real.parent / f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    fd: int | None = None
+    try:
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        write(fd)
+        os.fsync(fd)
+        closing, fd = fd, None  # after a failed close the number may already be another file's
+        os.close(closing)
+        if before_rename is not None:
+            before_rename()
+        temp.rename(real)
+    except BaseException:
+        if fd is not None:
+            _quietly(lambda: os.close(fd))
+        _quietly(temp.unlink)
+        raise
+    sync_folder(real.parent)
+
+
+def sync_file(path: Path) -> None:
+    """fsync a file that another library wrote."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_folder(path: Path) -> None:
+    """fsync a folder: per fsync(2), syncing a file does not make its directory entry durable."""
+    try:
+        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+
+
+def make_folders(path: Path) -> None:
+    """Create a folder and its parents, durably: each parent that gained an entry is synced."""
+    missing: list[Path] = []
+    folder = path
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all of `data`: one call moves at most 2 GiB, and may move less."""
+    view = memoryview(data)
+    while view:
+        written = os.write(fd, view)
+        if written == 0:
+            raise OSError(errno.EIO, "write moved no byte")
+        view = view[written:]
+
+
+def write_error(target: Path, error: Exception) -> StateWriteError:
+    """Say what was not published, and keep the error number."""
+    number = getattr(error, "errno", None)
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    wrapped = StateWriteError(
+        f"{target} was not published: {reason}{f' (errno {number})' if number else ''}.\n"
+        "Free space or fix the folder, then save again; nothing was selected for a resume by this attempt."
+    )
+    wrapped.errno = number
+    return wrapped
+
+
+def remove_files(folder: Path, names: tuple[str, ...]) -> None:
+    """Remove files of a folder, where they exist, and make that durable."""
+    found = [folder / name for name in names if (folder / name).is_symlink() or (folder / name).exists()]
+    for path in found:
+        path.unlink()
+    if found:
+        sync_folder(folder)
+
+
+def remove_leftover_temps(folder: str | os.PathLike[str]) -> list[Path]:
+    """Remove what writers that were killed left behind in a step folder, and in the folders its links lead to.
+
+    Call it only while no other process writes there.
+
+    Returns:
+        The removed files.
+    """
+    removed: list[Path] = []
+    here = Path(folder)
+    if not here.is_dir():
+        return removed
+    folders = {
+        here,
+        *(Path(os.path.realpath(link)).parent for link in here.glob("agentlightning_*") if link.is_symlink()),
+    }
+    for place in sorted(folders):
+        if not place.is_dir():
+            continue
+        for path in sorted(place.iterdir()):
+            if _TEMP_NAME.fullmatch(path.name) and path.is_file():
+                path.unlink(missing_ok=True)
+                removed.append(path)
+    return removed
+
+
+def _sync(path: Path, flags: int) -> None:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _quietly(act: Callable[[], None]) -> None:
+    """Clean up without hiding the error that made it necessary."""
+    with contextlib.suppress(OSError):
+        act()

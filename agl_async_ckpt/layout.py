@@ -1,0 +1,35 @@
+"""Names on disk. A leaf: imports nothing of the package.
+
+<output folder>/
+  latest_checkpointed_iteration.txt   tracker: the step that an automatic resume takes (VERL)
+  global_step_<N>/
+    agentlightning_input.pt           input state (this package)
+    agentlightning_seal.json          proof that the save finished (this package)
+    data.pt                           loader state (VERL)
+    actor/, critic/                   models (VERL)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+FILE_NAME = "agentlightning_input.pt"
+SEAL_NAME = "agentlightning_seal.json"
+LOADER_FILE_NAME = "data.pt"
+TRACKER_NAME = "latest_checkpointed_iteration.txt"
+MODEL_FOLDERS = ("actor", "critic")
+
+_STEP_NAME = re.compile(r"global_step_(0|[1-9][0-9]*)", re.ASCII)
+
+
+def step_name(step: int) -> str:
+    """Folder name of a step."""
+    return f"global_step_{step}"
+
+
+def parse_step(path: str | os.PathLike[str]) -> int | None:
+    """Step number of a folder, from its name; a trailing slash is fine. None if it is not named `global_step_<N>`."""
+    found = _STEP_NAME.fullmatch(Path(path).name)
+    return int(found[1]) if found else None

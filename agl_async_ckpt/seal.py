@@ -1,0 +1,223 @@
+"""The seal: proof, written last, that every part of a save was there. See docs/format.md.
+
+VERL writes the model, `data.pt` and the tracker in place; a kill in between leaves a mixed folder. The seal states what
+the finished save held, so that a later look can tell whether it still does. Imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from agl_async_ckpt.container import Trailer, read_trailer, verify
+from agl_async_ckpt.exceptions import (
+    AsyncCheckpointError,
+    CheckpointNotFoundError,
+    DamagedStateError,
+    UnsupportedVersionError,
+)
+from agl_async_ckpt.files import publish, sync_file, sync_folder, write_all, write_error
+from agl_async_ckpt.layout import FILE_NAME, LOADER_FILE_NAME, MODEL_FOLDERS, SEAL_NAME, TRACKER_NAME, parse_step
+
+__all__ = ["SEAL_NAME", "Seal", "check_seal", "read_seal", "seal_problems", "write_seal"]
+
+SEAL_FORMAT = "agl-async-ckpt seal"
+SEAL_VERSION = 1
+_MAX_SEAL_BYTES = 16 * 1024 * 1024
+_CHUNK = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a finished save held.
+
+    Attributes:
+        global_step: Optimizer steps done.
+        run_id: Of the output folder.
+        use_critic: A critic was saved too.
+        async_save: The model was still being written; then only the tracker, which comes later, proves the step.
+        state_bytes: Size of `agentlightning_input.pt`.
+        state_sha256: Digest in its trailer.
+        loader_bytes: Size of `data.pt`.
+        loader_sha256: Digest of `data.pt`.
+        model_files: Relative path -> size in bytes, of what the driver could see; empty on node-local disks, and with
+            `async_save`.
+    """
+
+    global_step: int
+    run_id: str
+    use_critic: bool
+    async_save: bool
+    state_bytes: int
+    state_sha256: str
+    loader_bytes: int
+    loader_sha256: str
+    model_files: dict[str, int]
+
+
+def write_seal(step_dir: str | os.PathLike[str], *, use_critic: bool, async_save: bool) -> Path:
+    """Seal a step folder after everything else of the save, the tracker too, has been written.
+
+    Syncs `data.pt`, the tracker and the folders, which VERL leaves to the page cache.
+
+    Args:
+        step_dir: `global_step_<N>` with a committed input state and a `data.pt`.
+        use_critic: The run trains a critic.
+        async_save: The model is written in the background.
+
+    Returns:
+        Path of the seal.
+
+    Raises:
+        StateWriteError: Not published; the step has no seal then.
+    """
+    folder = Path(step_dir)
+    target, tracker = folder / SEAL_NAME, folder.absolute().parent / TRACKER_NAME
+    try:
+        trailer = read_trailer(folder / FILE_NAME)
+        sync_file(folder / LOADER_FILE_NAME)
+        seal = Seal(
+            global_step=trailer.global_step,
+            run_id=trailer.run_id,
+            use_critic=use_critic,
+            async_save=async_save,
+            state_bytes=(folder / FILE_NAME).stat().st_size,
+            state_sha256=trailer.sha256,
+            loader_bytes=(folder / LOADER_FILE_NAME).stat().st_size,
+            loader_sha256=_sha256(folder / LOADER_FILE_NAME),
+            model_files={} if async_save else _model_files(folder),
+        )
+        text = json.dumps({"format": SEAL_FORMAT, "format_version": SEAL_VERSION, **asdict(seal)}, indent=1) + "\n"
+        if tracker.exists():
+            sync_file(tracker)
+        sync_folder(tracker.parent)
+        publish(target, lambda fd: write_all(fd, text.encode()))
+    except (AsyncCheckpointError, OSError, ValueError) as error:
+        raise write_error(target, error) from error
+    return target
+
+
+def check_seal(step_dir: str | os.PathLike[str], *, hashes: bool = True) -> list[str]:
+    """Compare a step folder with its seal.
+
+    Args:
+        step_dir: `global_step_<N>`.
+        hashes: Hash `agentlightning_input.pt` and `data.pt`; else compare sizes and the trailer only.
+
+    Returns:
+        Problems, in words; empty if the seal is valid.
+    """
+    folder = Path(step_dir)
+    try:
+        seal = read_seal(folder)
+        trailer = verify(folder / FILE_NAME) if hashes else read_trailer(folder / FILE_NAME)
+    except AsyncCheckpointError as error:
+        return [str(error)]
+    return seal_problems(seal, folder, trailer, hashes=hashes)
+
+
+def read_seal(step_dir: str | os.PathLike[str]) -> Seal:
+    """Read the seal of a step folder, without comparing it with anything.
+
+    Raises:
+        CheckpointNotFoundError: The step has none.
+        DamagedStateError: It cannot be read.
+        UnsupportedVersionError: Of a newer version.
+    """
+    path = Path(step_dir) / SEAL_NAME
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_SEAL_BYTES + 1)
+        if len(data) > _MAX_SEAL_BYTES:
+            raise ValueError(f"longer than {_MAX_SEAL_BYTES} bytes")
+        values: Any = json.loads(data)
+        return _parse(cast("dict[str, Any]", values), path)
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"{step_dir} has no seal ({SEAL_NAME}): the save did not finish.") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if isinstance(error, AsyncCheckpointError):
+            raise
+        raise DamagedStateError(f"{path} cannot be read: {type(error).__name__}: {str(error)[:200]}.") from error
+
+
+def seal_problems(seal: Seal, step_dir: str | os.PathLike[str], trailer: Trailer, *, hashes: bool = True) -> list[str]:
+    """Compare a step folder with a seal that was read, and a trailer that was read or verified.
+
+    Returns:
+        Problems, in words; empty if everything that was sealed is still there.
+    """
+    folder = Path(step_dir)
+    problems: list[str] = []
+    step = parse_step(folder)
+    if step is not None and seal.global_step != step:
+        problems.append(f"{SEAL_NAME} is of step {seal.global_step}")
+    sealed = (seal.global_step, seal.run_id, seal.state_sha256, seal.state_bytes)
+    size = (folder / FILE_NAME).stat().st_size if (folder / FILE_NAME).exists() else -1
+    if (trailer.global_step, trailer.run_id, trailer.sha256, size) != sealed:
+        problems.append(f"{FILE_NAME} is not the file that was sealed")
+    loader = folder / LOADER_FILE_NAME
+    try:
+        if loader.stat().st_size != seal.loader_bytes:
+            problems.append(f"{LOADER_FILE_NAME} has {loader.stat().st_size} bytes, {seal.loader_bytes} were sealed")
+        elif hashes and _sha256(loader) != seal.loader_sha256:
+            problems.append(f"{LOADER_FILE_NAME} was altered after it was sealed")
+    except OSError as error:
+        problems.append(f"{LOADER_FILE_NAME} cannot be read: {error.strerror}")
+    for model in MODEL_FOLDERS:
+        listed = {name: size for name, size in seal.model_files.items() if name.startswith(f"{model}/")}
+        lost = [name for name, size in listed.items() if _size(folder / name) != size]
+        if lost:
+            problems.append(
+                f"{len(lost)} of {len(listed)} files of {model}/ are gone or altered ({lost[0]}): removed by retention?"
+            )
+    return problems
+
+
+def _parse(values: dict[str, Any], path: Path) -> Seal:
+    if values["format"] != SEAL_FORMAT or type(values["format_version"]) is not int:
+        raise ValueError("not a seal")
+    if values["format_version"] > SEAL_VERSION:
+        raise UnsupportedVersionError(
+            f"{path} is of version {values['format_version']}; this agl-async-ckpt reads up to version {SEAL_VERSION}."
+        )
+    kinds = {"int": int, "str": str, "bool": bool, "dict[str, int]": dict}
+    fields = {name: values[name] for name in Seal.__annotations__}
+    for name, kind in Seal.__annotations__.items():
+        if type(fields[name]) is not kinds[kind]:
+            raise ValueError(f"{name} must be {kind}")
+    for name, size in fields["model_files"].items():
+        if type(size) is not int or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{name!r} is no model file of the step")
+    return Seal(**fields)
+
+
+def _model_files(folder: Path) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for model in MODEL_FOLDERS:
+        for place, _, names in os.walk(folder / model):
+            for name in names:
+                path = Path(place) / name
+                size = _size(path)
+                if size is not None:
+                    found[path.relative_to(folder).as_posix()] = size
+    return dict(sorted(found.items()))
+
+
+def _size(path: Path) -> int | None:
+    """Size of a regular file, or None."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:
+        return None
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

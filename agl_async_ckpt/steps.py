@@ -1,0 +1,149 @@
+"""The steps of an output folder: which there are, which are complete, which one the tracker names.
+
+Imports neither torch nor numpy, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from agl_async_ckpt.container import Trailer, is_whole_zip, read_trailer, verify
+from agl_async_ckpt.exceptions import AsyncCheckpointError, CheckpointNotFoundError
+from agl_async_ckpt.layout import FILE_NAME, LOADER_FILE_NAME, TRACKER_NAME, parse_step
+from agl_async_ckpt.seal import Seal, read_seal, seal_problems
+
+__all__ = ["TRACKER_NAME", "StepInfo", "TrackerProblem", "inspect_step", "list_steps", "parse_step", "read_tracker"]
+
+_MAX_TRACKER_BYTES = 64
+
+
+@dataclass(frozen=True)
+class TrackerProblem:
+    """A tracker file that names no step.
+
+    Attributes:
+        kind: "empty", "nul" (zero bytes, as a power cut leaves them), "release" (Megatron's word for a checkpoint that
+            was converted, not trained), "torn" (anything else that is not a number) or "unreadable".
+        message: The same with its path, for people.
+    """
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """One `global_step_<N>` folder.
+
+    Attributes:
+        step: N.
+        path: The folder.
+        has_state: There is an input state, whole or not.
+        selected: The tracker names this step.
+        problems: Why it is not complete.
+        trailer: Of the input state, if it can be read.
+        seal: If there is one that can be read.
+    """
+
+    step: int
+    path: Path
+    has_state: bool
+    selected: bool
+    problems: tuple[str, ...]
+    trailer: Trailer | None = None
+    seal: Seal | None = None
+
+    @property
+    def complete(self) -> bool:
+        """An exact resume is possible, as far as it was looked at.
+
+        The input state is whole and of this step; a valid seal or the tracker proves that the save finished (with
+        async_save only the tracker does); what the driver saw at the save is still there.
+        """
+        return self.has_state and not self.problems
+
+
+def read_tracker(folder: str | os.PathLike[str]) -> int | TrackerProblem | None:
+    """Read the tracker of an output folder.
+
+    Returns:
+        The step it names, None if there is no tracker, or what is wrong with it. Never raises for its content.
+    """
+    path = Path(folder) / TRACKER_NAME
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_TRACKER_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return TrackerProblem("unreadable", f"{path} cannot be read: {error.strerror}.")
+    text = data.strip()
+    if not data.strip(b"\0 \t\r\n"):
+        kind = "nul" if b"\0" in data else "empty"
+        return TrackerProblem(kind, f"{path} holds no number ({'zero bytes' if kind == 'nul' else 'it is empty'}).")
+    if text == b"release":
+        return TrackerProblem("release", f"{path} names a release, not a step.")
+    if text.isdigit() and len(text) <= 18:
+        return int(text)
+    return TrackerProblem("torn", f"{path} holds no number, but {data[:40]!r}.")
+
+
+def list_steps(folder: str | os.PathLike[str], *, full: bool = False) -> list[StepInfo]:
+    """List the steps of an output folder in ascending order.
+
+    Args:
+        folder: Output folder; a missing one has no steps.
+        full: Hash the files; else look at sizes, names and trailers only.
+    """
+    home = Path(folder)
+    tracker = read_tracker(home)
+    if not home.is_dir():
+        return []
+    found = [path for path in home.iterdir() if parse_step(path) is not None and path.is_dir()]
+    infos = [inspect_step(path, tracker, full=full) for path in found]
+    return sorted(infos, key=lambda info: info.step)
+
+
+def inspect_step(
+    step_dir: str | os.PathLike[str], tracker: int | TrackerProblem | None, *, full: bool = True
+) -> StepInfo:
+    """Look at one step folder.
+
+    Args:
+        step_dir: `global_step_<N>`.
+        tracker: What `read_tracker` says of its parent folder.
+        full: Hash the files.
+
+    Raises:
+        CheckpointNotFoundError: The folder is not named `global_step_<N>`.
+    """
+    path = Path(step_dir)
+    step = parse_step(path)
+    if step is None:
+        raise CheckpointNotFoundError(f"{path} is not named global_step_<N>.")
+    selected = tracker == step
+    trailer, seal = None, None
+    problems: list[str] = []
+    try:
+        trailer = (verify if full else read_trailer)(path / FILE_NAME)
+        if trailer.global_step != step:
+            problems.append(f"{FILE_NAME} is of step {trailer.global_step}")
+    except AsyncCheckpointError as error:
+        problems.append(str(error))
+    try:
+        seal = read_seal(path)
+    except AsyncCheckpointError as error:
+        if not selected:
+            problems.append(f"{error} The tracker does not name it either.")
+        elif not is_whole_zip(path / LOADER_FILE_NAME):
+            problems.append(f"{LOADER_FILE_NAME} is missing or damaged")
+    if seal is not None:
+        if trailer is not None:
+            problems += seal_problems(seal, path, trailer, hashes=full)
+        if seal.async_save and not selected:
+            problems.append(
+                "saved in the background, and the tracker does not name it: nothing proves that it finished"
+            )
+    return StepInfo(step, path, os.path.lexists(path / FILE_NAME), selected, tuple(problems), trailer, seal)
