@@ -1,0 +1,26 @@
+"""A training run on CPU, without Ray: the real trainer, loader and agl-server, stand-ins for workers and agents.
+
+    settings.py   what a run looks like, and the framework config made from it
+    server.py     the real agl-server app in a thread
+    agents.py     controller and agents, played in the server's event loop
+    standins.py   worker groups, weight sync, model servers, tokenizer
+    life.py       one life of a run, up to its end or a chosen death
+    record.py     what happened in it
+    runs.py       several lives, the uninterrupted truth, comparison
+    child.py      a life in a process of its own, which can be killed
+
+Imports of the frameworks stay inside functions: a test module calls `require_frameworks` first and skips without them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+
+def require_frameworks() -> None:
+    """Skip the calling test module, at collection, where torch, VERL or agent-lightning is not installed."""
+    import pytest
+
+    for name in ("torch", "torchdata", "verl", "agentlightning"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)

@@ -1,0 +1,49 @@
+"""What all tests share: third-party warnings that are not ours to fix, and the server of the rig."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.rig.server import AglServer
+
+# Read when tqdm is imported: the trainer's progress bar.
+os.environ.setdefault("TQDM_DISABLE", "1")
+# A proxy in the environment must not see loopback traffic.
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+
+THIRD_PARTY_WARNINGS = (
+    # Raised while VERL, Ray and their dependencies are imported, about themselves.
+    "ignore:NPU not support router replay:UserWarning",
+    "ignore:.*RayPPOTrainer. is deprecated:FutureWarning",
+    "ignore:.*:DeprecationWarning:(?!agl_async_ckpt|tests).*",
+    # The loader forks its workers while the server's thread runs, as it does beside the trainer's own threads.
+    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning",
+    "ignore:This DataLoader will create .* worker processes:UserWarning",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add the filters above behind `error`, which stays in force for everything else."""
+    for line in THIRD_PARTY_WARNINGS:
+        config.addinivalue_line("filterwarnings", line)
+
+
+@pytest.fixture(scope="session")
+def _agl_server() -> Iterator[AglServer]:
+    from tests.rig.server import AglServer
+
+    server = AglServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(_agl_server: AglServer) -> AglServer:
+    """The real agl-server on a loopback port, empty, with a controller that has seen nothing."""
+    _agl_server.reset()
+    return _agl_server
