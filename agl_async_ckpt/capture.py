@@ -63,6 +63,14 @@ def enqueued_rollout(fields: Mapping[str, Any]) -> Any:
     return EnqueuedRollout(**copy.deepcopy(dict(fields)))
 
 
+def renew_enqueued(item: Any, rollout_id: str, enqueue_time: float) -> None:
+    """Give an `EnqueuedRollout` the id of its re-creation, in place; step, sample index and data id stay."""
+    item.rollout_id = rollout_id
+    item.enqueue_time = enqueue_time
+    item.running_at = None
+    item.finished_at = None
+
+
 # --- the loader ---------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +220,16 @@ def set_rng_state(state: RngState) -> None:
 # --- agent-lightning's rollout manager ----------------------------------------------------------------------------
 
 ROLLOUTS_URL = "/api/rollouts"
+
+
+def default_rollout_config(manager: Any) -> dict[str, Any]:
+    """The config that the manager posts with each rollout, in the JSON form of a posted request.
+
+    `_rollout_config` is what `_create_rollouts` puts into each request before a hook may change it.
+    """
+    from agentlightning.schemas import RolloutConfig
+
+    return RolloutConfig.model_validate(manager._rollout_config).model_dump(mode="json", exclude_none=True)
 
 
 def post_rollouts(manager: Any, requests: list[dict[str, Any]]) -> None:

@@ -1,20 +1,24 @@
-"""In-flight prompt groups: collect them for a checkpoint, put them back, create them again on the server.
+"""In-flight prompt groups: what is kept of them, put back, adopted or created again. The rule book is docs/in-flight.
 
-The server keeps rollouts in memory and controllers never start an agent for an id that they have seen. So a restored
-rollout is created under a new id, with the old one in its metadata; an old id is never created again.
+The server keeps rollouts in memory, and controllers never start an agent for an id that they have seen. Therefore a
+restored rollout is adopted under its old id if the server still knows it, and otherwise created under a new id that
+names the old one. An old id is never created again.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from agl_async_ckpt import capture
-from agl_async_ckpt.state import InFlightRollout, PromptGroup
+from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup
+
+log = logging.getLogger(__name__)
 
 RUN_ID_KEY = "agl_async_ckpt_run_id"
 REPLACES_KEY = "replaces"
@@ -22,20 +26,45 @@ REQUEST_KEYS = ("input", "is_train", "config", "metadata")
 
 
 @dataclass
-class InFlight:
-    """The rollouts of this run that are enqueued and not trained, beside what the trainer itself keeps of them.
+class Tracked:
+    """What is known of one training rollout beside agent-lightning's own record.
 
     Attributes:
-        run_id: Tag of this run's rollouts.
-        posted: rollout id -> request as posted, for training rollouts of this life.
-        unsettled: rollout id of the checkpoint -> rollout, for active groups that the server does not hold yet.
-        waiting: Restored groups for which there is no room yet, oldest first.
+        request: As it was posted, without an id or our tags; `config` is None where hooks left the default alone.
+        finished: Record and events, once it has ended and they are to be kept.
+        finished_bytes: Size of the kept events as JSON.
+        replaces: Id of the checkpoint that a creation must name.
+        served: It lives here only: reads, deletes and event posts do not reach the server.
+        crossed_gap: It ran while no trainer was there, so its failure proves nothing.
+    """
+
+    request: Mapping[str, Any] | None = None
+    finished: FinishedRollout | None = None
+    finished_bytes: int = 0
+    replaces: str | None = None
+    served: bool = False
+    crossed_gap: bool = False
+
+
+@dataclass
+class InFlight:
+    """The training rollouts of this run that are enqueued and not trained.
+
+    Attributes:
+        run_id: Tag of this run's rollouts on the server.
+        tracked: rollout id -> what is known of it.
+        to_create: Ids of restored rollouts that the server has to be given again.
+        undecided: Ids of restored rollouts about which the server was not asked yet.
+        waiting: Restored groups of `EnqueuedRollout` for which there is no room yet, oldest first.
+        default_config: A rollout's config as posted when no hook changed it (JSON).
     """
 
     run_id: str = ""
-    posted: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    unsettled: dict[str, InFlightRollout] = field(default_factory=dict[str, InFlightRollout])
-    waiting: list[PromptGroup] = field(default_factory=list[PromptGroup])
+    tracked: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
+    to_create: set[str] = field(default_factory=set[str])
+    undecided: set[str] = field(default_factory=set[str])
+    waiting: list[list[Any]] = field(default_factory=list[list[Any]])
+    default_config: Mapping[str, Any] | None = None
 
     def collect(self, enqueued: Iterable[Any]) -> tuple[PromptGroup, ...]:
         """Return the groups in flight, oldest first: those that the trainer carries over, then those that wait.
@@ -44,22 +73,32 @@ class InFlight:
             enqueued: The trainer's carry-over list of `EnqueuedRollout`.
         """
         groups: dict[str, list[InFlightRollout]] = {}
-        for item in enqueued:
-            known = self.unsettled.get(item.rollout_id)
-            rollout = known or InFlightRollout(enqueued=item.model_dump(), request=self.posted.get(item.rollout_id))
+        for item in (*enqueued, *(member for group in self.waiting for member in group)):
+            known = self.tracked.get(item.rollout_id, Tracked())
+            rollout = InFlightRollout(enqueued=item.model_dump(), request=known.request, finished=known.finished)
             groups.setdefault(item.data_id, []).append(rollout)
-        return (*(PromptGroup(data_id, tuple(members)) for data_id, members in groups.items()), *self.waiting)
+        return tuple(PromptGroup(data_id, tuple(members)) for data_id, members in groups.items())
 
     def forget_trained(self, enqueued: Iterable[Any]) -> None:
-        """Drop the requests of rollouts that are no longer in flight."""
-        in_flight = {item.rollout_id for item in enqueued}
-        self.posted = {rollout_id: request for rollout_id, request in self.posted.items() if rollout_id in in_flight}
+        """Drop what is known of rollouts that are no longer in flight, so that memory does not grow with the steps."""
+        in_flight = {item.rollout_id for item in (*enqueued, *(member for group in self.waiting for member in group))}
+        self.tracked = {rollout_id: known for rollout_id, known in self.tracked.items() if rollout_id in in_flight}
 
     def restore(self, groups: Iterable[PromptGroup], *, group_size: int) -> None:
         """Take over the groups of a checkpoint; `admit` hands them to the trainer."""
-        self.waiting = [resized(group, group_size) for group in groups]
-        self.unsettled = {}
-        self.posted = {}
+        self.tracked, self.to_create, self.undecided = {}, set(), set()
+        self.waiting = [[self._take(rollout) for rollout in resized(group, group_size)] for group in groups]
+
+    def _take(self, rollout: InFlightRollout) -> Any:
+        item = capture.enqueued_rollout(rollout.enqueued)
+        known = Tracked(request=rollout.request or default_request(rollout), finished=rollout.finished)
+        if rollout.is_fresh:
+            self.to_create.add(item.rollout_id)
+        else:
+            known.replaces = item.rollout_id
+            self.undecided.add(item.rollout_id)
+        self.tracked[item.rollout_id] = known
+        return item
 
     def admit(self, enqueued: list[Any], *, room: int) -> list[Any]:
         """Return the trainer's carry-over with waiting groups added, up to `room` groups in all, oldest first.
@@ -72,42 +111,32 @@ class InFlight:
         if free <= 0 or not self.waiting:
             return enqueued
         admitted, self.waiting = self.waiting[:free], self.waiting[free:]
-        for group in admitted:
-            for rollout in group.rollouts:
-                self.unsettled[rollout.rollout_id] = rollout
-                enqueued = [*enqueued, capture.enqueued_rollout(rollout.enqueued)]
-        return sorted(enqueued, key=lambda item: item.step)
+        return sorted([*enqueued, *(item for group in admitted for item in group)], key=lambda item: item.step)
 
-    def settle(self, enqueued: list[Any], manager: Any) -> tuple[list[Any], list[str]]:
-        """Create on the server what it does not hold yet.
+    def create_missing(self, enqueued: Iterable[Any], manager: Any) -> list[str]:
+        """Create on the server those of `enqueued` that it has to be given, under new ids.
 
-        Args:
-            enqueued: The trainer's carry-over list.
-            manager: The rollout manager, its models registered: a rollout created before that fails.
+        The items are changed in place: the manager's loop, if it runs already, holds the same objects.
 
         Returns:
-            The carry-over list under the new ids, and the old ids that were created again.
+            The old ids.
         """
-        if not self.unsettled:
-            return enqueued, []
-        requests: list[dict[str, Any]] = []
-        settled: list[Any] = []
-        for item in enqueued:
-            rollout = self.unsettled.get(item.rollout_id)
-            if rollout is None:
-                settled.append(item)
-                continue
-            new_id = uuid.uuid4().hex
-            requests.append(recreation(rollout, new_id))
-            settled.append(
-                item.model_copy(
-                    update={"rollout_id": new_id, "enqueue_time": time.time(), "running_at": None, "finished_at": None}
-                )
-            )
+        items = [item for item in enqueued if item.rollout_id in self.to_create]
+        if not items:
+            return []
+        replaced = [self.tracked[item.rollout_id] for item in items]
+        new_ids = [uuid.uuid4().hex for _ in items]
+        requests = [
+            creation(known, new_id, self.default_config) for known, new_id in zip(replaced, new_ids, strict=True)
+        ]
         capture.post_rollouts(manager, requests)
-        recreated = list(self.unsettled)
-        self.unsettled = {}
-        return settled, recreated
+        old_ids = [item.rollout_id for item in items]
+        for item, known, new_id in zip(items, replaced, new_ids, strict=True):
+            del self.tracked[item.rollout_id]
+            self.to_create.discard(item.rollout_id)
+            self.tracked[new_id] = Tracked(request=known.request)  # byte-equal over any number of generations
+            capture.renew_enqueued(item, new_id, time.time())
+        return old_ids
 
     def outgoing(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Note training requests as they are posted, and return them tagged with this run's id.
@@ -118,31 +147,42 @@ class InFlight:
         for request in requests:
             metadata = dict(request.get("metadata") or {})
             if request.get("is_train", True):
-                own = {key: value for key, value in metadata.items() if key not in (RUN_ID_KEY, REPLACES_KEY)}
-                noted = {key: request[key] for key in REQUEST_KEYS if key in request}
-                self.posted[request["rollout_id"]] = copy.deepcopy({**noted, "metadata": own})
+                noted = copy.deepcopy({key: request[key] for key in REQUEST_KEYS if key in request})
+                noted["metadata"] = {key: value for key, value in metadata.items() if key != RUN_ID_KEY}
+                if noted.get("config") == self.default_config:
+                    noted["config"] = None  # a later life posts its own default: a corrected image takes effect
+                self.tracked[request["rollout_id"]] = Tracked(request=noted)
             tagged.append({**request, "metadata": {**metadata, RUN_ID_KEY: self.run_id}})
         return tagged
 
 
-def recreation(rollout: InFlightRollout, new_id: str) -> dict[str, Any]:
-    """Return the request that creates `rollout` again: as it was posted, under a new id that names the old one."""
-    request = dict(rollout.request or {"input": rollout.enqueued["input"], "is_train": True})
-    metadata = {**(request.get("metadata") or {}), REPLACES_KEY: rollout.rollout_id}
-    return copy.deepcopy({**request, "metadata": metadata, "rollout_id": new_id})
+def default_request(rollout: InFlightRollout) -> Mapping[str, Any]:
+    """Return a request for a rollout whose posting was not seen."""
+    return {"input": rollout.enqueued["input"], "is_train": True, "config": None, "metadata": {}}
 
 
-def resized(group: PromptGroup, size: int) -> PromptGroup:
-    """Return `group` with `size` siblings: the trainer insists on rollout.n of the current settings.
+def creation(known: Tracked, new_id: str, default_config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the body that creates a rollout again: as it was posted, under a new id that names the old one."""
+    request = copy.deepcopy(dict(known.request or {}))
+    request["metadata"] = dict(request.get("metadata") or {})
+    if known.replaces is not None:
+        request["metadata"][REPLACES_KEY] = known.replaces
+    if request.get("config") is None:
+        request["config"] = copy.deepcopy(default_config)
+    return {key: value for key, value in {**request, "rollout_id": new_id}.items() if value is not None}
+
+
+def resized(group: PromptGroup, size: int) -> list[InFlightRollout]:
+    """Return `size` siblings of a group: the trainer insists on rollout.n of the current settings.
 
     Shrinking keeps finished siblings first; growing adds fresh ones that repeat the first sibling's request.
     """
     rollouts = list(group.rollouts)
     if len(rollouts) > size:
         by_worth = sorted(range(len(rollouts)), key=lambda i: (rollouts[i].finished is None, i))
-        rollouts = [rollouts[i] for i in sorted(by_worth[:size])]
+        return [rollouts[i] for i in sorted(by_worth[:size])]
     template = group.rollouts[0]
-    while len(rollouts) < size:
+    for _ in range(size - len(rollouts)):
         fresh = {**template.enqueued, "rollout_id": uuid.uuid4().hex, "running_at": None, "finished_at": None}
-        rollouts.append(InFlightRollout(enqueued=fresh, request=template.request))
-    return replace(group, rollouts=tuple(rollouts))
+        rollouts.append(InFlightRollout(enqueued=fresh, request=template.request, is_fresh=True))
+    return rollouts

@@ -1,17 +1,17 @@
 """Every error this package raises. A leaf: imports nothing of the package.
 
-    AsyncCheckpointError
-    ├── ConfigError (ValueError)              a setting in agentlightning.async_checkpoint
-    ├── ActivationError (RuntimeError)        the extension cannot work in this process or with this trainer
-    ├── CheckpointNotFoundError (FileNotFoundError)
-    │   └── MissingStateError                 a step that must hold an input state has none
-    ├── StateFormatError (ValueError)
-    │   ├── DamagedStateError                 truncated, altered, empty or not a regular file
-    │   ├── ForeignFormatError                a whole file, but not written by this package
-    │   └── UnsupportedVersionError           written by a newer version
-    ├── StateMismatchError (ValueError)       a sound file that does not fit this step or this run
-    ├── UnencodableValueError (TypeError)     an input that the file format cannot carry
-    └── StateWriteError (OSError)             the input state was not published
+AsyncCheckpointError
+├── ConfigError (ValueError)              a setting in agentlightning.async_checkpoint
+├── ActivationError (RuntimeError)        the extension cannot work in this process or with this trainer
+├── CheckpointNotFoundError (FileNotFoundError)
+│   └── MissingStateError                 a step that must hold an input state has none
+├── StateFormatError (ValueError)
+│   ├── DamagedStateError                 truncated, altered, empty or not a regular file
+│   ├── ForeignFormatError                a whole file, but not written by this package
+│   └── UnsupportedVersionError           written by a newer version
+├── StateMismatchError (ValueError)       a sound file that does not fit this step or this run
+├── UnencodableValueError (TypeError)     an input that the file format cannot carry
+└── StateWriteError (OSError)             the input state was not published
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agl_async_ckpt.exceptions import StateWriteError
+from agl_async_ckpt.layout import TRACKER_NAME, parse_step
 
-_TEMP_NAME = re.compile(r"\.agentlightning_[a-z_]+\.[a-z]+\.\d+\.[0-9a-f]+\.tmp")
+_NAME = re.compile(rf"agentlightning_[a-z]+\.[a-z]+|{re.escape(TRACKER_NAME)}")
+_TEMP_NAME = re.compile(rf"\.({_NAME.pattern})\.[0-9]+\.[0-9a-f]{{8}}\.tmp")
 # Some network file systems cannot sync a folder and say so; nothing can be done there, and the entry is theirs to keep.
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 
@@ -112,24 +114,24 @@ def remove_files(folder: Path, names: tuple[str, ...]) -> None:
 
 
 def remove_leftover_temps(folder: str | os.PathLike[str]) -> list[Path]:
-    """Remove what writers that were killed left behind in a step folder, and in the folders its links lead to.
+    """Remove the temp files that killed writers left in an output folder and its steps, or in one step folder.
 
-    Call it only while no other process writes there.
+    Looks as well where links of the published names lead. Call it only while no other process writes there.
 
     Returns:
         The removed files.
+
+    Raises:
+        OSError: A folder cannot be read, or a file cannot be removed.
     """
     removed: list[Path] = []
-    here = Path(folder)
-    if not here.is_dir():
+    home = Path(folder)
+    if not home.is_dir():
         return removed
-    folders = {
-        here,
-        *(Path(os.path.realpath(link)).parent for link in here.glob("agentlightning_*") if link.is_symlink()),
-    }
-    for place in sorted(folders):
-        if not place.is_dir():
-            continue
+    places = {home, *(path for path in home.iterdir() if parse_step(path) is not None and path.is_dir())}
+    links = [link for place in places for link in place.iterdir() if link.is_symlink() and _NAME.fullmatch(link.name)]
+    places |= {Path(os.path.realpath(link)).parent for link in links}
+    for place in sorted(place for place in places if place.is_dir()):
         for path in sorted(place.iterdir()):
             if _TEMP_NAME.fullmatch(path.name) and path.is_file():
                 path.unlink(missing_ok=True)

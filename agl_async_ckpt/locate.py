@@ -9,7 +9,8 @@ from typing import Any
 
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import CheckpointNotFoundError, StateMismatchError
-from agl_async_ckpt.steps import TRACKER_NAME, StepInfo, list_steps, parse_step, read_tracker
+from agl_async_ckpt.layout import TRACKER_NAME, parse_step
+from agl_async_ckpt.steps import StepInfo, TrackerProblem, list_steps, read_tracker
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,7 @@ def verl_choice(trainer: Any) -> Path | None:
     if section.resume_mode == "disable":
         return None
     folder = output_folder(trainer)
-    selected = read_tracker(folder).step
-    return next((step.path for step in list_steps(folder) if step.step == selected), None)
+    return next((step.path for step in list_steps(folder) if step.selected), None)
 
 
 def explicit_step(resume_from_path: Any) -> Path:
@@ -83,30 +83,30 @@ def latest_step(folder: Path) -> Path | None:
     """
     steps = list_steps(folder)
     tracker = read_tracker(folder)
-    selected = next((step for step in steps if step.step == tracker.step), None)
+    selected = next((step for step in steps if step.selected), None)
     if selected is not None and (selected.complete or not selected.has_state):
         return selected.path  # without a state it is a checkpoint of the plain trainer: the caller decides
     if not steps:
-        if tracker.step is not None or tracker.problem:
+        if tracker is not None:
             log.warning(
-                "%s %s, and there is no checkpoint beside it: training from scratch.",
-                folder / TRACKER_NAME,
-                tracker.problem or f"names step {tracker.step}",
+                "%s, and there is no checkpoint beside it: training from scratch.", _doubt(folder, tracker, None)
             )
         return None
     newest = next((step for step in reversed(steps) if step.complete), None)
     if newest is None:
         raise StateMismatchError(_none_complete(folder, steps))
-    reason = tracker.problem or (
-        "names a step that does not exist" if selected is None else "; ".join(selected.problems)
-    )
-    log.warning(
-        "%s cannot be followed (%s): resuming from the newest complete checkpoint, %s.",
-        folder / TRACKER_NAME,
-        reason,
-        newest.path,
-    )
+    log.warning("%s. Resuming from the newest complete checkpoint, %s.", _doubt(folder, tracker, selected), newest.path)
     return newest.path
+
+
+def _doubt(folder: Path, tracker: int | TrackerProblem | None, selected: StepInfo | None) -> str:
+    if tracker is None:
+        return f"{folder / TRACKER_NAME} is missing"
+    if isinstance(tracker, TrackerProblem):
+        return tracker.message.rstrip(".")
+    if selected is None:
+        return f"{folder / TRACKER_NAME} names step {tracker}, which does not exist"
+    return f"{selected.path} is not complete ({'; '.join(selected.problems)})"
 
 
 def _none_complete(folder: Path, steps: list[StepInfo]) -> str:

@@ -12,15 +12,16 @@ from agl_async_ckpt import capture
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.container import verify
 from agl_async_ckpt.exceptions import DamagedStateError, MissingStateError, StateMismatchError, describe
+from agl_async_ckpt.files import publish, write_all
 from agl_async_ckpt.fingerprint import differences, explain
+from agl_async_ckpt.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME, parse_step
 from agl_async_ckpt.locate import locate, output_folder, verl_choice
 from agl_async_ckpt.report import ResumeReport
 from agl_async_ckpt.run_identity import open_run, read_run
-from agl_async_ckpt.seal import SEAL_NAME
 from agl_async_ckpt.session import Session
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.steps import examine_step, parse_step, read_tracker, repair_tracker
-from agl_async_ckpt.storage import FILE_NAME, load_state
+from agl_async_ckpt.steps import TrackerProblem, inspect_step, read_tracker
+from agl_async_ckpt.storage import load_state
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,8 @@ def _usable_state(trainer: Any, session: Session, step_dir: Path) -> InputState 
     if not (step_dir / FILE_NAME).exists():
         _check_legacy(session, step_dir)
         return None
-    problems = examine_step(step_dir).problems
     state = load_state(step_dir)
+    problems = inspect_step(step_dir, read_tracker(step_dir.parent)).problems
     if problems:
         raise DamagedStateError(
             describe(
@@ -97,7 +98,7 @@ def _check_legacy(session: Session, step_dir: Path) -> None:
         )
     log.warning(
         "%s was saved without the input position. VERL restores what it saved; the buffered rows, the prompts in "
-        "flight and the epoch at that save cannot be reconstructed and are skipped. Checkpoints from here on are exact.",
+        "flight and the epoch at that save cannot be reconstructed and are skipped. Later checkpoints are exact.",
         step_dir,
     )
 
@@ -171,7 +172,7 @@ def _resume_from(trainer: Any, step_dir: Path | None) -> Iterator[None]:
         section.resume_mode = "disable"
     else:
         section.resume_mode, section.resume_from_path = "resume_path", str(step_dir)
-        if read_tracker(output_folder(trainer)).problem:
+        if isinstance(read_tracker(output_folder(trainer)), TrackerProblem):
             # VERL reads the output folder's tracker even for an explicit path, and dies in int() on a torn one.
             section.default_local_dir = str(step_dir)
     try:
@@ -185,5 +186,5 @@ def _follow(trainer: Any, step_dir: Path) -> None:
     """Have the tracker name the step that an automatic resume chose, now that it is verified."""
     folder = output_folder(trainer)
     step = parse_step(step_dir)
-    if trainer.config.trainer.resume_mode == "auto" and step is not None and read_tracker(folder).step != step:
-        repair_tracker(folder, step)
+    if trainer.config.trainer.resume_mode == "auto" and step is not None and read_tracker(folder) != step:
+        publish(folder / TRACKER_NAME, lambda fd: write_all(fd, str(step).encode()))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.exceptions import DamagedStateError, StateWriteError
-from agl_async_ckpt.storage import publish_bytes
+from agl_async_ckpt.files import make_folders, publish, write_all
 
 RUN_FILE_NAME = "agentlightning_run.json"
 FORMAT_VERSION = 1
@@ -82,8 +82,9 @@ def note_first_step(output_dir: Path, identity: RunIdentity, step: int) -> RunId
 
 def _write(output_dir: Path, identity: RunIdentity) -> RunIdentity:
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        publish_bytes(output_dir / RUN_FILE_NAME, json.dumps(asdict(identity), indent=1).encode())
+        make_folders(output_dir)
+        text = json.dumps(asdict(identity), indent=1) + "\n"
+        publish(output_dir / RUN_FILE_NAME, lambda fd: write_all(fd, text.encode()))
     except OSError as error:
         raise StateWriteError(
             error.errno,

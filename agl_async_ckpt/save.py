@@ -9,11 +9,13 @@ from typing import Any
 from agl_async_ckpt import capture
 from agl_async_ckpt.container import read_trailer
 from agl_async_ckpt.exceptions import ActivationError, ForeignFormatError, StateFormatError
+from agl_async_ckpt.files import remove_files
+from agl_async_ckpt.layout import FILE_NAME, SEAL_NAME
 from agl_async_ckpt.run_identity import note_first_step
 from agl_async_ckpt.seal import write_seal
 from agl_async_ckpt.session import Session
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.storage import FILE_NAME, commit_state, discard_state
+from agl_async_ckpt.storage import commit_state
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
     step_dir = capture.step_folder(trainer)
     if not session.active:
         # A step folder that is written again must not keep the input position of an earlier life.
-        discard_state(step_dir)
+        remove_files(step_dir, (SEAL_NAME, FILE_NAME))
         return verl_save()
     state = take_state(trainer, session)
     assert session.run is not None

@@ -12,10 +12,10 @@ from agl_async_ckpt.carry_over import InFlight
 from agl_async_ckpt.codec import check_batch_encodable
 from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config
 from agl_async_ckpt.fingerprint import take_fingerprint
+from agl_async_ckpt.layout import FILE_NAME
 from agl_async_ckpt.report import ResumeReport
 from agl_async_ckpt.run_identity import RunIdentity
 from agl_async_ckpt.state import Fingerprint, RngState
-from agl_async_ckpt.storage import FILE_NAME
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,11 @@ class Session:
 
     def settle(self, trainer: Any, manager: Any) -> None:
         """Have the server hold every active in-flight rollout."""
-        enqueued, recreated = self.in_flight.settle(capture.carry_over(trainer), manager)
-        capture.set_carry_over(trainer, enqueued)
+        in_flight = self.in_flight
+        in_flight.default_config = capture.default_rollout_config(manager)
+        in_flight.to_create |= in_flight.undecided
+        in_flight.undecided = set()
+        recreated = in_flight.create_missing(capture.carry_over(trainer), manager)
         if self.report is not None and recreated:
             self.report.recreated += recreated
             log.info(self.report.in_flight_text())

@@ -49,11 +49,13 @@ class InFlightRollout:
         request: The body posted to create it (`input`, `is_train`, `config`, `metadata`; hooks may change each per
             sibling), or None if it was not seen. Holds no rollout id: an id is never created twice.
         finished: Set if the rollout had ended and its tokens are kept.
+        is_fresh: Added when the group grew; never on a server, and never in a file.
     """
 
     enqueued: Mapping[str, Any]
     request: Mapping[str, Any] | None = None
     finished: FinishedRollout | None = None
+    is_fresh: bool = False
 
     @property
     def rollout_id(self) -> str:

@@ -20,6 +20,7 @@ DIGEST_END = b'"}'
 """The digest is the last field: it stands at a fixed distance from the end, whatever comes before."""
 
 _MAX_TEXT = 1024
+_COUNTS = ("num_buffered_inputs", "num_carry_over_groups", "num_carry_over_rollouts", "num_finished_rollouts")
 _MAX_INT = 2**63 - 1
 
 
@@ -129,7 +130,7 @@ def parse_trailer(comment: bytes, where: str) -> Trailer:
         exhausted=fields.flag("exhausted"),
         run_id=fields.text("run_id"),
         parent_run_id=None if fields.get("parent_run_id") is None else fields.text("parent_run_id"),
-        counts=fields.table("counts", int),
+        counts=fields.counts("counts"),
         saved_at=fields.seconds("saved_at"),
         written_by=fields.table("written_by", str),
         num_zip_bytes=fields.integer("num_zip_bytes", 22),
@@ -178,6 +179,12 @@ class _Fields:
         if type(value) is not dict or any(type(item) is not kind for item in cast("dict[str, Any]", value).values()):
             raise self._wrong(name, value, f"an object of {kind.__name__}")
         return cast("dict[str, Any]", value)
+
+    def counts(self, name: str) -> dict[str, int]:
+        value = self.table(name, int)
+        if any(key not in value for key in _COUNTS) or any(not 0 <= count <= _MAX_INT for count in value.values()):
+            raise self._wrong(name, value, f"non-negative counts of {', '.join(_COUNTS)}")
+        return value
 
     def _wrong(self, name: str, value: object, expected: str) -> DamagedStateError:
         return _damaged(self._where, f"{name} must be {expected}, got {str(value)[:80]!r}")
