@@ -1,0 +1,188 @@
+"""Train on CPU with the real agent-lightning, kill the trainer, let it resume, and account for every input."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+if not __package__:  # run as a script: the package's parent folder takes the place of the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+REQUIRED = ("agentlightning", "psutil", "ray", "rich", "torch", "torchdata", "transformers", "verl", "wrapt")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+EXAMPLES = """\
+examples:
+  make demo                                 the extension is on: ends with lost 0, repeated 0
+  make demo ARGS=--stock                    the same without it: shows which inputs get lost
+  make demo ARGS=--restart-server           agl-server is killed as well, between the two lives
+  make demo ARGS="--steps 12 --kill-after-step 7 --name longer"
+
+exit codes:
+  0  the run worked and, unless --stock, lost and repeated nothing
+  1  an input was lost or repeated, or the run failed
+  2  wrong arguments, or something to install is missing
+"""
+
+
+class Interrupted(BaseException):
+    """SIGINT, SIGTERM or SIGHUP arrived. No Exception: nothing on the way may swallow it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line; adds `plan`."""
+    from cpu_training.settings import SAVE_EVERY, Plan
+
+    parser = argparse.ArgumentParser(
+        prog="demo.py", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--stock", action="store_true", help="run without the extension")
+    parser.add_argument("--restart-server", action="store_true", help="kill and restart agl-server between the lives")
+    parser.add_argument("--steps", type=int, default=8, help="optimizer steps of the whole run (default: 8)")
+    parser.add_argument(
+        "--kill-after-step",
+        type=int,
+        help=f"kill the driver once this step is trained (default: --steps less 3); a checkpoint is saved "
+        f"every {SAVE_EVERY} steps",
+    )
+    parser.add_argument("--port", type=int, help="loopback port of agl-server (default: any free one)")
+    parser.add_argument("--name", help="name of the run folder (default: protected or stock); replaced if it exists")
+    parser.add_argument("--keep-ray-logs", action="store_true", help="keep Ray's own session folder, and say where")
+    args = parser.parse_args(argv)
+    try:
+        kill_after = args.kill_after_step if args.kill_after_step is not None else max(SAVE_EVERY, args.steps - 3)
+        args.plan = Plan(steps=args.steps, kill_after_step=kill_after)
+    except ValueError as error:
+        parser.error(str(error))
+    if args.port is not None and not 0 < args.port < 65536:
+        parser.error(f"--port must be from 1 to 65535, got {args.port}.")
+    if args.name is None:
+        args.name = ("stock" if args.stock else "protected") + ("-restart-server" if args.restart_server else "")
+    return args
+
+
+def missing_packages() -> list[str]:
+    """Required packages that cannot be found in this environment."""
+    return [name for name in REQUIRED if importlib.util.find_spec(name) is None]
+
+
+@contextmanager
+def signals_raise() -> Iterator[None]:
+    """Turn the signals that end a program into `Interrupted`, so that every clean-up runs."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        # One is enough: a second Ctrl-C must not cut the clean-up short.
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ray_folder(keep: bool) -> Iterator[Path]:
+    """A folder for Ray's session, with a short path: a Unix socket path may have 107 characters."""
+    parent = "/tmp" if Path("/tmp").is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="agl-demo-", dir=parent))
+    try:
+        yield folder
+    finally:
+        if keep:
+            print(f"Ray's logs: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    """Run and judge; returns the exit code."""
+    from cpu_training import verdict
+    from cpu_training.processes import Processes
+    from cpu_training.recording import EventReader
+    from cpu_training.run_folder import fresh_run_folder
+    from cpu_training.screen import Screen
+    from cpu_training.services import choose_port
+    from cpu_training.training_run import TrainingRun
+
+    screen = Screen()
+    port = choose_port(args.port)
+    with fresh_run_folder(args.name) as run_dir, ray_folder(args.keep_ray_logs) as ray_dir:
+        screen.introduce(args.plan, protected=not args.stock, run_dir=run_dir)
+        with Processes() as processes:
+            run = TrainingRun(
+                plan=args.plan,
+                hook=f"cpu_training.worker_hook.{'stock' if args.stock else 'protected'}",
+                port=port,
+                restart_server=args.restart_server,
+                run_dir=run_dir,
+                ray_dir=ray_dir,
+                processes=processes,
+                screen=screen,
+            )
+            try:
+                run.run()
+            finally:
+                screen.say("stopping services, agents and Ray")
+        lineage = verdict.surviving_steps(EventReader(run_dir).new())
+        result = verdict.judge(lineage, json.loads(run.stream_file.read_text()))
+        verdict_file = run_dir / "verdict.json"
+        verdict_file.write_text(
+            json.dumps(
+                {
+                    "protected": not args.stock,
+                    "restart_server": args.restart_server,
+                    "killed_after_step": args.plan.kill_after_step,
+                    **result.as_json(),
+                },
+                indent=2,
+            )
+            + "\n"
+        )
+        screen.verdict(result, protected=not args.stock)
+        screen.say(f"verdict written to {verdict_file}")
+        return 0 if args.stock or result.holds else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    args = parse_arguments(argv)
+    if missing := missing_packages():
+        print(
+            f"Not installed in {sys.prefix}: {', '.join(missing)}. "
+            "Run `make demo`, which installs what it needs first, or `make install`.",
+            file=sys.stderr,
+        )
+        return 2
+    from cpu_training.screen import Screen
+    from cpu_training.services import DemoError
+
+    try:
+        with signals_raise():
+            return run_demo(args)
+    except DemoError as error:
+        Screen().error(str(error))
+        return 1
+    except Interrupted as interruption:
+        print(f"Stopped by {interruption}; nothing is left running.", file=sys.stderr)
+        return interruption.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
