@@ -139,14 +139,14 @@ def _batch(encoder: _Encoder, batch: Mapping[str, Any]) -> dict[str, Plain]:
         if type(name) is not str:
             raise _Refused(name, "is no column name").error(f"column {name!r}")
         where = f"column {name!r}"
-        rows: Iterable[Any] | None = None
-        if type(column) is list or (type(column) is np.ndarray and cast("Array", column).ndim > 0):
+        rows: Iterable[Any] = ()
+        if type(column) is list or (type(column) is np.ndarray and column.dtype == object and column.ndim > 0):  # pyright: ignore[reportUnknownMemberType]
             rows = cast("Iterable[Any]", column)
         try:
             encoded[name] = encoder.encode(column, 0)
         except (_Refused, RecursionError):
             # Only now, when it failed, look for the row: the good case pays nothing for the message.
-            for index, row in enumerate(rows or ()):
+            for index, row in enumerate(rows):
                 _run(encoder, row, f"{where}, row {index}")
             encoded[name] = _run(encoder, column, where)
     return encoded
@@ -175,7 +175,7 @@ class _Encoder:
             dt.time: lambda value, _: {TAG: "time", "parts": _time(value), **_zone(value)},
             dt.timedelta: lambda value, _: {TAG: "timedelta", "parts": _delta(value)},
             np.ndarray: self._array,
-            np.str_: lambda value, depth: {TAG: "numpy.str_", "text": self._text(str(value), depth)},
+            np.str_: lambda value, depth: {TAG: "numpy.str_", "text": self._text(str.__str__(value), depth)},
             np.bytes_: lambda value, _: self._blob("numpy.bytes_", bytes(value)),
             torch.Tensor: self._tensor,
         }
