@@ -56,6 +56,11 @@ def set_carry_over(trainer: Any, rollouts: list[Any]) -> None:
     trainer._carry_over_rollouts = rollouts
 
 
+def agl_client(trainer: Any) -> Any:
+    """Return the trainer's client of the agl-server; it is made on first use, by this method only."""
+    return trainer._ensure_agl_client()
+
+
 def enqueued_rollout(fields: Mapping[str, Any]) -> Any:
     """Build agent-lightning's `EnqueuedRollout`; fields that this version does not know are left out by pydantic."""
     from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
@@ -232,11 +237,27 @@ def default_rollout_config(manager: Any) -> dict[str, Any]:
     return RolloutConfig.model_validate(manager._rollout_config).model_dump(mode="json", exclude_none=True)
 
 
-def post_rollouts(manager: Any, requests: list[dict[str, Any]]) -> None:
-    """Create rollouts the way the manager does: preassigned ids make the retried batch idempotent."""
-    created = manager.client.post_with_retry(ROLLOUTS_URL, json=requests).json()
-    if [item["rollout_id"] for item in created] != [item["rollout_id"] for item in requests]:
-        raise ActivationError(
-            f"The agl-server created {len(created)} rollouts where {len(requests)} were posted, or other ids.\n"
-            "Its version does not fit this agent-lightning; nothing on disk was changed."
-        )
+def post_rollouts(manager: Any, requests: list[dict[str, Any]]) -> list[str]:
+    """Create rollouts the way the manager does: preassigned ids make the retried batch idempotent.
+
+    Returns:
+        The ids that the server created.
+    """
+    return [item["rollout_id"] for item in manager.client.post_with_retry(ROLLOUTS_URL, json=requests).json()]
+
+
+def rollout_record(record: Mapping[str, Any]) -> Any:
+    """Build agent-lightning's `Rollout` from a kept record."""
+    from agentlightning.schemas import Rollout
+
+    return Rollout.model_validate(record)
+
+
+def has_ended(rollout: Any) -> bool:
+    """Whether a `Rollout` is in a terminal state."""
+    return rollout.status.state.value in ("succeeded", "failed")
+
+
+def has_failed(rollout: Any) -> bool:
+    """Whether a `Rollout` ended in failure."""
+    return rollout.status.state.value == "failed"

@@ -12,10 +12,11 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agl_async_ckpt import capture
+from agl_async_ckpt import agl_server, capture
+from agl_async_ckpt.kept_events import has_reward, json_bytes
 from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup
 
 log = logging.getLogger(__name__)
@@ -57,9 +58,13 @@ class InFlight:
         undecided: Ids of restored rollouts about which the server was not asked yet.
         waiting: Restored groups of `EnqueuedRollout` for which there is no room yet, oldest first.
         default_config: A rollout's config as posted when no hook changed it (JSON).
+        keep_events: Keep record and events of a rollout once it has ended, for siblings that have not.
+        max_bytes: Bound of what `collect` returns of kept events, as JSON.
     """
 
     run_id: str = ""
+    keep_events: bool = True
+    max_bytes: int = 2**30
     tracked: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     to_create: set[str] = field(default_factory=set[str])
     undecided: set[str] = field(default_factory=set[str])
@@ -73,15 +78,52 @@ class InFlight:
             enqueued: The trainer's carry-over list of `EnqueuedRollout`.
         """
         groups: dict[str, list[InFlightRollout]] = {}
-        for item in (*enqueued, *(member for group in self.waiting for member in group)):
+        num_bytes: dict[str, int] = {}
+        for item in self.everything(enqueued):
             known = self.tracked.get(item.rollout_id, Tracked())
-            rollout = InFlightRollout(enqueued=item.model_dump(), request=known.request, finished=known.finished)
+            finished = known.finished if self.keep_events else None
+            rollout = InFlightRollout(enqueued=item.model_dump(), request=known.request, finished=finished)
             groups.setdefault(item.data_id, []).append(rollout)
-        return tuple(PromptGroup(data_id, tuple(members)) for data_id, members in groups.items())
+            num_bytes[item.data_id] = num_bytes.get(item.data_id, 0) + (known.finished_bytes if finished else 0)
+        return tuple(self._bounded(groups, num_bytes))
+
+    def _bounded(self, groups: Mapping[str, list[InFlightRollout]], num_bytes: Mapping[str, int]) -> list[PromptGroup]:
+        """Fall back to the requests, group by group, where the events would pass the bound."""
+        bounded: list[PromptGroup] = []
+        total, left_out = 0, 0
+        for data_id, members in groups.items():
+            kept = tuple(members)
+            if total + num_bytes[data_id] > self.max_bytes:
+                kept = tuple(replace(member, finished=None) for member in members)
+                left_out += 1
+            else:
+                total += num_bytes[data_id]
+            bounded.append(PromptGroup(data_id, kept))
+        if left_out:
+            log.warning(
+                "Events in flight exceed in_flight_max_bytes=%d: of %d prompt groups only the requests are saved; "
+                "a resume from here generates their finished siblings again.",
+                self.max_bytes,
+                left_out,
+            )
+        return bounded
+
+    def everything(self, enqueued: Iterable[Any]) -> list[Any]:
+        """Return every `EnqueuedRollout` in flight, those of waiting groups last."""
+        return [*enqueued, *(member for group in self.waiting for member in group)]
+
+    def wants_events(self, rollout_id: str) -> bool:
+        """Whether the events of a rollout that has ended are still to be fetched, or lack a reward posted late."""
+        finished = self.tracked[rollout_id].finished
+        return finished is None or not has_reward(finished)
+
+    def keep(self, rollout_id: str, finished: FinishedRollout, num_bytes: int) -> None:
+        """Keep record and events of a rollout that has ended."""
+        self.tracked[rollout_id].finished, self.tracked[rollout_id].finished_bytes = finished, num_bytes
 
     def forget_trained(self, enqueued: Iterable[Any]) -> None:
         """Drop what is known of rollouts that are no longer in flight, so that memory does not grow with the steps."""
-        in_flight = {item.rollout_id for item in (*enqueued, *(member for group in self.waiting for member in group))}
+        in_flight = {item.rollout_id for item in self.everything(enqueued)}
         self.tracked = {rollout_id: known for rollout_id, known in self.tracked.items() if rollout_id in in_flight}
 
     def restore(self, groups: Iterable[PromptGroup], *, group_size: int) -> None:
@@ -92,6 +134,8 @@ class InFlight:
     def _take(self, rollout: InFlightRollout) -> Any:
         item = capture.enqueued_rollout(rollout.enqueued)
         known = Tracked(request=rollout.request or default_request(rollout), finished=rollout.finished)
+        if rollout.finished is not None:
+            known.finished_bytes = json_bytes(rollout.finished)
         if rollout.is_fresh:
             self.to_create.add(item.rollout_id)
         else:
@@ -129,7 +173,7 @@ class InFlight:
         requests = [
             creation(known, new_id, self.default_config) for known, new_id in zip(replaced, new_ids, strict=True)
         ]
-        capture.post_rollouts(manager, requests)
+        agl_server.create_rollouts(manager, requests)
         old_ids = [item.rollout_id for item in items]
         for item, known, new_id in zip(items, replaced, new_ids, strict=True):
             del self.tracked[item.rollout_id]

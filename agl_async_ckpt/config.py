@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from difflib import get_close_matches
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agl_async_ckpt.exceptions import ConfigError
 
-SECTION = "agentlightning.async_checkpoint"
+PARENT = "agentlightning"
+NAME = "async_checkpoint"
+SECTION = f"{PARENT}.{NAME}"
 
 
 class AsyncCheckpointConfig(BaseModel):
@@ -17,48 +20,94 @@ class AsyncCheckpointConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     enabled: bool = Field(default=True, description="False leaves every checkpoint to VERL, as if not loaded.")
-    """False leaves every checkpoint to VERL, as if the extension was not loaded."""
 
     on_mismatch: Literal["error", "reset"] = Field(
         default="error",
         description="When a saved position does not fit this run: refuse (`error`), or drop it as a whole (`reset`).",
     )
-    """When a saved position does not fit this run: refuse (`error`), or drop the whole position (`reset`)."""
+
+    in_flight: Literal["keep", "regenerate", "drop"] = Field(
+        default="keep",
+        description="Of prompts in flight save requests and finished siblings' tokens (`keep`), requests only "
+        "(`regenerate`), or nothing (`drop`: they are lost at a resume).",
+    )
+
+    in_flight_max_bytes: int = Field(
+        default=2**30,
+        ge=0,
+        description="Bound of the events kept of finished siblings, JSON bytes; beyond it a group falls back to "
+        "`regenerate`.",
+    )
+
+    adopt: Literal["all", "finished_before_death"] = Field(
+        default="all",
+        description="Rollouts that were still running when the trainer died: adopt them, or run them again.",
+    )
+
+    reclaim: bool = Field(
+        default=True,
+        description="Delete rollouts of this run from the server that the checkpoint does not hold.",
+    )
+
+    server_wait_s: float = Field(
+        default=300.0, ge=0, description="How long a start waits for the agl-server to answer, seconds."
+    )
+
+    drain_wait_s: float = Field(
+        default=120.0,
+        ge=0,
+        description="How long a step waits for model requests that were sent to a dead trainer's endpoint, seconds.",
+    )
 
     def summary(self) -> str:
-        """Return `key=value` pairs for the log."""
-        return ", ".join(f"{key}={value}" for key, value in self.model_dump().items())
+        """Return `key=value` pairs for the log, written as in the config."""
+        return ", ".join(f"{key}={_as_yaml(value)}" for key, value in self.model_dump().items())
 
 
 def read_config(config: Any) -> AsyncCheckpointConfig:
     """Read and validate the section of a trainer config.
 
     Args:
-        config: The trainer's OmegaConf config; struct mode on or off, the section present or absent.
+        config: The trainer's OmegaConf config; struct mode on or off, the section present, empty or absent.
 
     Raises:
-        ConfigError: An unknown key, a value that is not allowed, or a section under the wrong key; the message names
+        ConfigError: An unknown key, a value that is not allowed, or a section under the wrong name; the message names
             the allowed ones.
     """
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    # A dotlist merged without Hydra keeps a leading "+" as part of the key, and the setting is silently unused.
-    misplaced = [key for key in config if isinstance(key, str) and key.startswith("+agentlightning")]
-    if misplaced:
-        raise ConfigError(
-            f"The config has a top-level key {misplaced[0]!r}, which nothing reads.\n"
-            f"Write {SECTION}.<key>=<value> without the leading '+'."
-        )
-    section = OmegaConf.select(config, SECTION, default=None)
-    if section is None:
+    _refuse_misplaced(config)
+    try:
+        section = OmegaConf.select(config, SECTION, default=None)
+        values = OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else section
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{SECTION} cannot be resolved: {error}") from error
+    if values is None:
         return AsyncCheckpointConfig()
-    values = OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else section
     if not isinstance(values, dict):
         raise ConfigError(f"{SECTION} must be a mapping of settings, got {values!r}.\nAllowed keys: {_allowed_keys()}.")
     try:
         return AsyncCheckpointConfig.model_validate({str(key): value for key, value in values.items()})
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from None
+
+
+def _refuse_misplaced(config: Any) -> None:
+    """Refuse settings in a place that nothing reads: they would be unused silently."""
+    from omegaconf import OmegaConf
+
+    for key in config:
+        # A dotlist merged without Hydra keeps a leading "+" as part of the key.
+        if isinstance(key, str) and key.startswith("+") and key.lstrip("+") == PARENT:
+            raise ConfigError(
+                f"The config has a top-level key {key!r}, which nothing reads.\n"
+                f"Write {SECTION}.<key>=<value> without the leading '+'."
+            )
+    siblings = OmegaConf.select(config, PARENT, default=None) or ()
+    for key in siblings:
+        if isinstance(key, str) and key != NAME and get_close_matches(key, [NAME], cutoff=0.8):
+            raise ConfigError(f"The config has a section {PARENT}.{key}, which nothing reads.\nDid you mean {SECTION}?")
 
 
 def _allowed_keys() -> str:
@@ -68,6 +117,26 @@ def _allowed_keys() -> str:
 def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"Unknown key {SECTION}.{key}.\nAllowed keys: {_allowed_keys()}."
-    expected = problem.get("ctx", {}).get("expected") or "true, false"
-    return f"{SECTION}.{key} is {problem['input']!r}.\nAllowed values: {expected}."
+        close = get_close_matches(key, AsyncCheckpointConfig.model_fields, n=1)
+        suggestion = f" Did you mean {close[0]}?" if close else ""
+        return f"Unknown key {SECTION}.{key}.{suggestion}\nAllowed keys: {_allowed_keys()}."
+    return f"{SECTION}.{key} is {_as_yaml(problem['input'])}.\n{_allowed_values(key, problem)}"
+
+
+def _allowed_values(key: str, problem: Any) -> str:
+    field = AsyncCheckpointConfig.model_fields.get(key)
+    annotation = None if field is None else field.annotation
+    if annotation is bool:
+        return "Allowed values: true, false."
+    if get_origin(annotation) is Literal:
+        return f"Allowed values: {', '.join(map(_as_yaml, get_args(annotation)))}."
+    return f"{problem['msg']}."
+
+
+def _as_yaml(value: Any) -> str:
+    """Write a value as the config would, with a string in quotes where it could be taken for something else."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str) and value.isidentifier() and value.lower() not in ("true", "false", "null", "yes", "no"):
+        return value
+    return repr(value)

@@ -11,7 +11,8 @@ AsyncCheckpointError
 │   └── UnsupportedVersionError           written by a newer version
 ├── StateMismatchError (ValueError)       a sound file that does not fit this step or this run
 ├── UnencodableValueError (TypeError)     an input that the file format cannot carry
-└── StateWriteError (OSError)             the input state was not published
+├── StateWriteError (OSError)             the input state was not published
+└── ServerError (ConnectionError)         the agl-server cannot be reached, or refuses what a resume needs
 """
 
 from __future__ import annotations
@@ -65,6 +66,10 @@ class UnencodableValueError(AsyncCheckpointError, TypeError):
 
 class StateWriteError(AsyncCheckpointError, OSError):
     """The input state was not published; the previous checkpoint stays selected."""
+
+
+class ServerError(AsyncCheckpointError, ConnectionError):
+    """The agl-server cannot be reached, or answers what a resume cannot work with; the checkpoint is untouched."""
 
 
 def aligned(rows: Sequence[tuple[str, object]]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agl_async_ckpt.settle import Outcome
+
 MAX_IDS = 3
 
 
@@ -18,7 +20,8 @@ class ResumeReport:
         epoch: Epoch that the input stream is in, 1-based.
         num_buffered: Inputs put back into the buffered batch.
         num_groups: Prompt groups put back as in flight, `num_waiting` of them until there is room.
-        recreated: Old ids of rollouts that were created again under a new id.
+        outcome: What happened to the rollouts in flight.
+        in_metrics: The counts have gone into a step's metrics.
     """
 
     step_dir: Path
@@ -27,7 +30,8 @@ class ResumeReport:
     num_buffered: int
     num_groups: int
     num_waiting: int = 0
-    recreated: list[str] = field(default_factory=list[str])
+    outcome: Outcome = field(default_factory=Outcome)
+    in_metrics: bool = False
 
     def restored_text(self) -> str:
         """Return what the load put back."""
@@ -39,7 +43,24 @@ class ResumeReport:
 
     def in_flight_text(self) -> str:
         """Return what happened to the rollouts in flight."""
-        return f"In-flight rollouts of step {self.global_step}: {_count(self.recreated)} created again under new ids."
+        outcome = self.outcome
+        return (
+            f"In-flight rollouts of step {self.global_step}: {_count(outcome.adopted)} adopted, "
+            f"{_count(outcome.reused)} finished before and reused, {_count(outcome.recreated)} created again under new "
+            f"ids, {_count(outcome.rerun)} run again because they ended without a trainer; "
+            f"{_count(outcome.reclaimed)} of this run that no checkpoint holds were removed from the server."
+        )
+
+    def metrics(self) -> dict[str, int]:
+        """Return the counts under their metric names."""
+        return {
+            "num_restored_groups": self.num_groups,
+            "num_adopted_rollouts": len(self.outcome.adopted),
+            "num_reused_finished_rollouts": len(self.outcome.reused),
+            "num_recreated_rollouts": len(self.outcome.recreated),
+            "num_rerun_rollouts": len(self.outcome.rerun),
+            "num_reclaimed_rollouts": len(self.outcome.reclaimed),
+        }
 
 
 def _count(ids: list[str]) -> str:

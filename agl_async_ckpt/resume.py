@@ -44,7 +44,10 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
     state = None if step_dir is None else _usable_state(trainer, session, step_dir)
     if step_dir is not None:
         _follow(trainer, step_dir)
-    session.adopt_run(open_run(output_folder(trainer), parent_run_id=state.run_id if state else None))
+    folder = output_folder(trainer)
+    session.adopt_run(open_run(folder, parent_run_id=state.run_id if state else None), folder)
+    own_folder = step_dir is None or step_dir.parent.resolve() == folder.resolve()
+    session.allow_adoption(trainer, folder, own_folder=own_folder)
     with _resume_from(trainer, step_dir):
         result = verl_load()
     if state is not None and step_dir is not None:

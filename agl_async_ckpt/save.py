@@ -58,7 +58,7 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
     state = take_state(trainer, session)
     assert session.run is not None
     _refuse_foreign_file(step_dir)
-    session.adopt_run(note_first_step(step_dir.parent, session.run, state.global_step))
+    session.run = note_first_step(step_dir.parent, session.run, state.global_step)
     path = commit_state(state, step_dir)
     result = verl_save()
     _confirm_ours(path, state)

@@ -6,16 +6,19 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt import capture
+from agl_async_ckpt import agl_server, capture
 from agl_async_ckpt._version import __version__
 from agl_async_ckpt.carry_over import InFlight
 from agl_async_ckpt.codec import check_batch_encodable
 from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config
 from agl_async_ckpt.fingerprint import take_fingerprint
 from agl_async_ckpt.layout import FILE_NAME
+from agl_async_ckpt.liveness import ProofOfLife, last_proof
 from agl_async_ckpt.report import ResumeReport
+from agl_async_ckpt.rollout_manager import extended_manager
 from agl_async_ckpt.run_identity import RunIdentity
-from agl_async_ckpt.state import Fingerprint, RngState
+from agl_async_ckpt.settle import Outcome, Policy, decide, reclaimable
+from agl_async_ckpt.state import Fingerprint, RngState, num_rows
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +52,35 @@ class Session:
     def begin(self) -> None:
         """Forget everything of an earlier `fit()` of the same trainer object."""
         self.run: RunIdentity | None = None
-        self.parent_run_id: str | None = None
-        self.in_flight = InFlight()
+        self.in_flight = InFlight(
+            keep_events=self.config.in_flight == "keep", max_bytes=self.config.in_flight_max_bytes
+        )
+        self.policy = Policy(own_folder=False)
         self.pending_rng: RngState | None = None
         self.report: ResumeReport | None = None
+        self._proof: ProofOfLife | None = None
+        self._server_reached = False
+        self._settled = False
+        self._num_stale_requests = 0
         self._checked_batch = False
 
-    def adopt_run(self, run: RunIdentity) -> None:
-        """Work as `run` from now on."""
+    def adopt_run(self, run: RunIdentity, output_dir: Path) -> None:
+        """Work as `run` in its output folder from now on."""
         self.run = run
         self.in_flight.run_id = run.run_id
+        self._proof = ProofOfLife(output_dir, run.run_id)
+
+    def allow_adoption(self, trainer: Any, output_dir: Path, *, own_folder: bool) -> None:
+        """Decide what a resume may do on the server; reads the dead trainer's last proof of life before ours."""
+        assert self.run is not None
+        self.policy = Policy(
+            own_folder=own_folder and not trainer.config.trainer.get("val_only", False),
+            adopt=self.config.adopt,
+            reclaim=self.config.reclaim,
+            alive_until=last_proof(output_dir, self.run.run_id),
+        )
+
+    # --- pulling ----------------------------------------------------------------------------------------------------
 
     def before_pull(self, trainer: Any) -> None:
         """Admit waiting groups, leaving room for one new input."""
@@ -67,24 +89,102 @@ class Session:
         room = capture.async_batch_size(trainer) - 1
         capture.set_carry_over(trainer, in_flight.admit(capture.carry_over(trainer), room=room))
 
-    def after_pull(self, trainer: Any, batch: Any) -> None:
+    def after_pull(self, batch: Any, buffered: Any) -> None:
         """Refuse on the first batch what the first checkpoint, hours later, could not carry."""
         if self._checked_batch:
             return
         check_batch_encodable(batch)
-        check_batch_encodable(capture.buffered_batch(trainer) or {})
+        check_batch_encodable(buffered or {})
         self._checked_batch = True
 
+    # --- the server -------------------------------------------------------------------------------------------------
+
+    def manager_class(self, trainer: Any, manager_cls: type) -> type:
+        """Return the manager class that works for this session."""
+        return extended_manager(
+            manager_cls,
+            self.in_flight,
+            before_models=lambda: self.count_stale(trainer),
+            settle=lambda manager: self.settle(trainer, manager),
+            rerun=lambda manager, rollout_id: self.rerun(trainer, manager, rollout_id),
+            alive=self.alive,
+        )
+
+    def before_rollout(self, trainer: Any) -> None:
+        """Wait for the server before the first rollout of a start."""
+        if not self._server_reached:
+            client = capture.agl_client(trainer)
+            agl_server.wait_until_reachable(client, wait_s=self.config.server_wait_s)
+            self._server_reached = True
+
+    def count_stale(self, trainer: Any) -> None:
+        """Count the model requests that go to the dead trainer's endpoints: none of ours is registered yet."""
+        if not self._settled:
+            self._num_stale_requests = agl_server.num_proxied_requests(capture.agl_client(trainer))
+
+    def alive(self, date_header: str | None) -> None:
+        """Keep the proof of life fresh; `date_header` is of an answer of the server."""
+        if self._proof is not None:
+            self._proof.seen(date_header)
+
     def settle(self, trainer: Any, manager: Any) -> None:
-        """Have the server hold every active in-flight rollout."""
+        """Have the server hold every active in-flight rollout; at the first call, decide about all of them."""
         in_flight = self.in_flight
         in_flight.default_config = capture.default_rollout_config(manager)
-        in_flight.to_create |= in_flight.undecided
-        in_flight.undecided = set()
-        recreated = in_flight.create_missing(capture.carry_over(trainer), manager)
-        if self.report is not None and recreated:
-            self.report.recreated += recreated
+        outcome = None
+        if not self._settled:
+            outcome = self._settle_first(trainer, manager)
+            self._settled = True
+        in_flight.create_missing(capture.carry_over(trainer), manager)
+        if outcome is not None and self.report is not None:
+            self.report.outcome = outcome
             log.info(self.report.in_flight_text())
+
+    def _settle_first(self, trainer: Any, manager: Any) -> Outcome:
+        in_flight = self.in_flight
+        items = in_flight.everything(capture.carry_over(trainer))
+        client = capture.agl_client(trainer)
+        records = agl_server.list_rollouts(client) if self.policy.own_folder else {}
+        outcome = decide(in_flight, items, records, self.policy)
+        outcome.reclaimed = reclaimable(in_flight, items, records, self.policy)
+        agl_server.delete_rollouts(client, outcome.reclaimed)
+        return outcome
+
+    def rerun(self, trainer: Any, manager: Any, rollout_id: str) -> str:
+        """Run a rollout again that failed because no trainer was there.
+
+        Returns:
+            Its new id; the trainer's record of it is changed in place.
+        """
+        items = [item for item in capture.carry_over(trainer) if item.rollout_id == rollout_id]
+        self.in_flight.to_create.add(rollout_id)
+        self.in_flight.create_missing(items, manager)
+        if self.config.reclaim:
+            agl_server.delete_rollouts(capture.agl_client(trainer), [rollout_id])
+        log.info("Rollout %s failed after the trainer had gone: run again as %s.", rollout_id, items[0].rollout_id)
+        if self.report is not None:
+            self.report.outcome.rerun.append(rollout_id)
+        return items[0].rollout_id
+
+    def drained(self, num_in_flight: int, waited_s: float) -> bool:
+        """Whether a paused gateway counts as drained.
+
+        Requests to the dead trainer's model endpoint can hang for half an hour; no more of them are left than the
+        smallest count seen. After `drain_wait_s` they are left alone.
+        """
+        self._num_stale_requests = min(self._num_stale_requests, num_in_flight)
+        if num_in_flight == 0:
+            return True
+        if num_in_flight > self._num_stale_requests or waited_s < self.config.drain_wait_s:
+            return False
+        log.warning(
+            "Going on after %.0f s with %d model requests in the gateway that went to the dead trainer's endpoint.",
+            waited_s,
+            num_in_flight,
+        )
+        return True
+
+    # --- steps ------------------------------------------------------------------------------------------------------
 
     def restore_rng(self) -> None:
         """Put the generators back; once, at the first training step, because a validation moves them."""
@@ -93,14 +193,17 @@ class Session:
             self.pending_rng = None
 
     def metrics(self, trainer: Any) -> dict[str, int]:
-        """Return the numbers of this step for the trainer's own metrics."""
-        groups = {item.data_id for item in capture.carry_over(trainer)}
-        buffered = capture.buffered_batch(trainer)
-        return {
-            f"{METRICS_PREFIX}/num_buffered_inputs": len(next(iter(buffered.values()))) if buffered else 0,
-            f"{METRICS_PREFIX}/num_in_flight_groups": len(groups) + len(self.in_flight.waiting),
-            f"{METRICS_PREFIX}/input_epoch": int(trainer.epoch),
+        """Return the numbers of this step for the trainer's own metrics; a resume's counts come with its first step."""
+        groups = {item.data_id for item in self.in_flight.everything(capture.carry_over(trainer))}
+        values = {
+            "num_buffered_inputs": num_rows(capture.buffered_batch(trainer)),
+            "num_in_flight_groups": len(groups),
+            "input_epoch": int(trainer.epoch),
         }
+        if self.report is not None and not self.report.in_metrics:
+            values |= self.report.metrics()
+            self.report.in_metrics = True
+        return {f"{METRICS_PREFIX}/{name}": value for name, value in values.items()}
 
     def _announce(self, trainer: Any) -> None:
         versions = ", ".join(

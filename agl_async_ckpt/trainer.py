@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import wrapt
-
+from agl_async_ckpt import capture
 from agl_async_ckpt._logging import ensure_visible
+from agl_async_ckpt.drain import DrainClient
+from agl_async_ckpt.exceptions import ActivationError
 from agl_async_ckpt.resume import load_checkpoint
-from agl_async_ckpt.rollout_manager import extended_manager
 from agl_async_ckpt.save import save_checkpoint
 from agl_async_ckpt.session import Session
 
@@ -21,9 +21,28 @@ if TYPE_CHECKING:
 else:
     _Trainer = object
 
+FRAMEWORKS = ("agentlightning", "verl")
+
 
 class CheckpointOverrides(_Trainer):
     """The overrides themselves. In a class of its own so that a trainer which is extended twice runs them once."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a class in which the framework's own methods come first.
+
+        Raises:
+            ActivationError: The mixin is listed after the trainer class, so that none of its overrides would run.
+        """
+        super().__init_subclass__(**kwargs)
+        for base in cls.__mro__:
+            if base is CheckpointOverrides:
+                return
+            if base.__module__.partition(".")[0] in FRAMEWORKS and not issubclass(base, CheckpointOverrides):
+                raise ActivationError(
+                    f"{cls.__qualname__} lists AsyncCheckpointMixin after {base.__name__}: no checkpoint would hold "
+                    "the input position.\n"
+                    f"Write class {cls.__name__}(AsyncCheckpointMixin, {base.__name__})."
+                )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build the trainer, then validate settings and inputs.
@@ -33,6 +52,7 @@ class CheckpointOverrides(_Trainer):
             ActivationError: The sampler has no state, or agent-lightning writes our file itself.
         """
         ensure_visible()
+        self._async_ckpt_client: Any = None  # stands in for the trainer's own client while a gateway drains
         super().__init__(*args, **kwargs)
         self._async_ckpt = Session(self)
 
@@ -45,10 +65,27 @@ class CheckpointOverrides(_Trainer):
     def _make_rollout_manager(self, manager_cls: Any) -> Any:
         session = self._async_ckpt
         if session.active:
-            manager_cls = extended_manager(
-                manager_cls, session.in_flight, lambda manager: session.settle(self, manager)
-            )
+            manager_cls = session.manager_class(self, manager_cls)
         return super()._make_rollout_manager(manager_cls)
+
+    def _rollout(self, *args: Any, **kwargs: Any) -> Any:
+        session = self._async_ckpt
+        if session.active:
+            session.before_rollout(self)
+        return super()._rollout(*args, **kwargs)
+
+    def _ensure_agl_client(self) -> Any:
+        return super()._ensure_agl_client() if self._async_ckpt_client is None else self._async_ckpt_client
+
+    def _pause_and_drain_gateway(self, *args: Any, **kwargs: Any) -> Any:
+        session = self._async_ckpt
+        if not session.active:
+            return super()._pause_and_drain_gateway(*args, **kwargs)
+        self._async_ckpt_client = DrainClient(super()._ensure_agl_client(), session.drained, session.alive)
+        try:
+            return super()._pause_and_drain_gateway(*args, **kwargs)
+        finally:
+            self._async_ckpt_client = None
 
     def _next_train_batch_dict_for_rollout(self) -> dict[str, Any]:
         session = self._async_ckpt
@@ -56,7 +93,7 @@ class CheckpointOverrides(_Trainer):
             return super()._next_train_batch_dict_for_rollout()
         session.before_pull(self)
         batch = super()._next_train_batch_dict_for_rollout()
-        session.after_pull(self, batch)
+        session.after_pull(batch, capture.buffered_batch(self))
         return batch
 
     def _train_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,18 +120,19 @@ def extend(trainer_cls: type) -> type:
     return type(trainer_cls.__name__, (CheckpointOverrides, trainer_cls), namespace)
 
 
-def _build_trainer() -> type:
-    from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
-
-    namespace = {"__module__": __name__, "__doc__": "`AsyncCheckpointMixin` on agent-lightning's trainer."}
-    return type("AsyncCheckpointTrainer", (AsyncCheckpointMixin, AgentLightningRayPPOTrainer), namespace)
-
-
 if TYPE_CHECKING:
     from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
 
     class AsyncCheckpointTrainer(AsyncCheckpointMixin, AgentLightningRayPPOTrainer):
         """`AsyncCheckpointMixin` on agent-lightning's trainer."""
 else:
-    # Importing agent-lightning's trainer takes seconds; the class is built when it is called, subclassed or inspected.
-    AsyncCheckpointTrainer = wrapt.LazyObjectProxy(_build_trainer)
+
+    def __getattr__(name: str) -> Any:
+        # Built when first asked for: importing agent-lightning's trainer takes seconds.
+        if name != "AsyncCheckpointTrainer":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
+
+        namespace = {"__module__": __name__, "__doc__": "`AsyncCheckpointMixin` on agent-lightning's trainer."}
+        built = type(name, (AsyncCheckpointMixin, AgentLightningRayPPOTrainer), namespace)
+        return globals().setdefault(name, built)  # one class, also if two threads come here

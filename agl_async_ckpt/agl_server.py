@@ -1,0 +1,142 @@
+"""What a resume asks of the agl-server, with errors that name the server and the rollout."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from agl_async_ckpt import capture
+from agl_async_ckpt.exceptions import ServerError
+
+log = logging.getLogger(__name__)
+
+STATES = ("queuing", "running", "succeeded", "failed")
+ENDED = ("succeeded", "failed")
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
+REQUEST_TIMEOUT_S = 60.0
+# The server lists whole records and knows no offset; its default limit of 500 would cut the list silently.
+NO_LIMIT = 1_000_000_000
+NUM_DELETE_THREADS = 8
+
+ADVICE = "The checkpoint is untouched; start again once the server answers."
+
+
+def wait_until_reachable(client: httpx.Client, *, wait_s: float) -> None:
+    """Return once the server answers its health check.
+
+    Args:
+        client: agent-lightning's client.
+        wait_s: Give up after this time; tries are spaced with back-off.
+
+    Raises:
+        ServerError: Names the URL and the last failure.
+    """
+    give_up_at, pause_s = time.monotonic() + wait_s, FIRST_PAUSE_S
+    while True:
+        try:
+            response = client.request("GET", "/healthz", timeout=min(REQUEST_TIMEOUT_S, max(wait_s, 1.0)))
+            if response.status_code < 500:
+                return
+            failure = f"HTTP {response.status_code}"
+        except httpx.TransportError as error:
+            failure = f"{type(error).__name__}: {error}"
+        left_s = give_up_at - time.monotonic()
+        if left_s <= 0:
+            raise ServerError(
+                f"The agl-server at {client.base_url} was not reachable for {wait_s:g} s ({failure}).\n{ADVICE}"
+            )
+        log.warning(
+            "The agl-server at %s is not reachable (%s); waiting up to %.0f s.", client.base_url, failure, left_s
+        )
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+
+def list_rollouts(client: Any) -> dict[str, Mapping[str, Any]]:
+    """Read every rollout record on the server, by id.
+
+    Raises:
+        ServerError: The server refused, or its answer is not a list of records.
+    """
+    url = f"{capture.ROLLOUTS_URL}?{httpx.QueryParams({'state_in': STATES, 'limit': NO_LIMIT})}"
+    answer = _json(client, "GET", url, "the list of rollouts")
+    try:
+        return {str(record["rollout_id"]): _checked(record) for record in answer}
+    except (TypeError, KeyError) as error:
+        raise ServerError(
+            f"The agl-server at {client.base_url} answered {capture.ROLLOUTS_URL} with no list of rollouts "
+            f"({type(error).__name__}: {error}).\n{ADVICE}"
+        ) from error
+
+
+def delete_rollouts(client: Any, rollout_ids: Iterable[str]) -> None:
+    """Delete rollouts; one that is gone already is no error.
+
+    Raises:
+        ServerError: Names the rollout.
+    """
+
+    def delete(rollout_id: str) -> None:
+        _json(client, "DELETE", f"{capture.ROLLOUTS_URL}/{rollout_id}", f"rollout {rollout_id}")
+
+    with ThreadPoolExecutor(NUM_DELETE_THREADS) as pool:
+        list(pool.map(delete, rollout_ids))
+
+
+def create_rollouts(manager: Any, requests: list[dict[str, Any]]) -> None:
+    """Create rollouts under the ids that the requests carry.
+
+    Raises:
+        ServerError: Names the first rollout.
+    """
+    first = requests[0]["rollout_id"]
+    try:
+        created = capture.post_rollouts(manager, requests)
+    except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
+        raise ServerError(
+            f"The agl-server at {manager.client.base_url} did not create {len(requests)} rollouts, "
+            f"the first is {first}: {_failure(error)}.\n{ADVICE}"
+        ) from error
+    if created != [request["rollout_id"] for request in requests]:
+        raise ServerError(
+            f"The agl-server at {manager.client.base_url} created other rollouts than were posted "
+            f"({len(created)} of {len(requests)}; the first posted is {first}).\n{ADVICE}"
+        )
+
+
+def num_proxied_requests(client: Any) -> int:
+    """Model requests that the gateway is forwarding right now."""
+    return int(_json(client, "GET", "/proxy/state", "the gateway's state").get("inflight", 0))
+
+
+def _json(client: Any, method: str, url: str, what: str) -> Any:
+    try:
+        response = client.request(method, url, timeout=REQUEST_TIMEOUT_S)
+        response.raise_for_status()
+        return response.json() if response.content else None
+    except (httpx.HTTPError, ValueError) as error:
+        raise ServerError(
+            f"The agl-server at {client.base_url} failed on {what}: {_failure(error)}.\n{ADVICE}"
+        ) from error
+
+
+def _failure(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        hint = " (agentlightning.agl_key is not the server's key?)" if error.response.status_code == 401 else ""
+        return f"HTTP {error.response.status_code}{hint}"
+    if isinstance(error, httpx.HTTPError):
+        return f"{type(error).__name__}: {error}"
+    return f"its answer is not valid JSON of the expected form ({type(error).__name__}: {error})"
+
+
+def _checked(record: Any) -> Mapping[str, Any]:
+    """Insist on what a decision rests on."""
+    status = record["status"]
+    if status["state"] not in STATES or not isinstance(status["updated_at"], int | float):
+        raise TypeError(f"rollout {record['rollout_id']} has the status {status!r}")
+    return record

@@ -1,0 +1,110 @@
+"""After a resume, once models are registered: which in-flight rollouts are adopted, served, created again, reclaimed.
+
+| the server | the checkpoint | what happens |
+|---|---|---|
+| knows it, ended while the trainer lived | | adopted under its old id |
+| knows it, ended later | | run again: its agent may have met a dead, paused or missing model |
+| knows it, has not ended | | adopted (`adopt: all`), or run again (`finished_before_death`) |
+| does not know it | holds its end and its events | served from the checkpoint: no token is generated twice |
+| does not know it | holds the request only | created under a new id |
+| knows one of this run | does not hold it | reclaimed: deleted |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agl_async_ckpt import agl_server
+from agl_async_ckpt.carry_over import RUN_ID_KEY, InFlight
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a resume may do with what the server holds.
+
+    Attributes:
+        own_folder: Resuming into the output folder of the checkpoint, so what the server holds of this run is ours. A
+            fork and a `val_only` run adopt nothing and delete nothing.
+        adopt: `all`, or `finished_before_death` to run again what was still running.
+        reclaim: Delete this run's rollouts that are not in the checkpoint.
+        alive_until: The dead trainer's last proof of life, on the server's clock; None if unknown.
+    """
+
+    own_folder: bool
+    adopt: Literal["all", "finished_before_death"] = "all"
+    reclaim: bool = True
+    alive_until: float | None = None
+
+
+@dataclass
+class Outcome:
+    """Ids under which rollouts were in the checkpoint (or, reclaimed, on the server), by what happened to them."""
+
+    adopted: list[str] = field(default_factory=list[str])
+    reused: list[str] = field(default_factory=list[str])
+    recreated: list[str] = field(default_factory=list[str])
+    rerun: list[str] = field(default_factory=list[str])
+    reclaimed: list[str] = field(default_factory=list[str])
+
+
+def decide(
+    in_flight: InFlight, items: Iterable[Any], records: Mapping[str, Mapping[str, Any]], policy: Policy
+) -> Outcome:
+    """Decide about every restored rollout; creates and deletes nothing.
+
+    Args:
+        in_flight: Its restored rollouts become adopted, served, or marked for creation.
+        items: Every restored `EnqueuedRollout`, of waiting groups too.
+        records: Of the server, by id.
+        policy: What is allowed.
+    """
+    outcome = Outcome()
+    for item in items:
+        rollout_id = item.rollout_id
+        if rollout_id not in in_flight.undecided:
+            continue
+        in_flight.undecided.discard(rollout_id)
+        known = in_flight.tracked[rollout_id]
+        record = records.get(rollout_id) if policy.own_folder else None
+        if record is None and known.finished is not None:
+            known.served = True
+            outcome.reused.append(rollout_id)
+        elif record is None:
+            in_flight.to_create.add(rollout_id)
+            outcome.recreated.append(rollout_id)
+        elif record["status"]["state"] in agl_server.ENDED:
+            ended_at = record["status"]["updated_at"]
+            in_time = policy.alive_until is not None and ended_at <= policy.alive_until
+            if known.finished is not None:
+                outcome.reused.append(rollout_id)  # ended before the checkpoint; the server's events are as good
+            elif in_time:
+                outcome.adopted.append(rollout_id)
+            else:
+                in_flight.to_create.add(rollout_id)
+                outcome.rerun.append(rollout_id)
+        elif policy.adopt == "all":
+            known.crossed_gap = True
+            outcome.adopted.append(rollout_id)
+        else:
+            in_flight.to_create.add(rollout_id)
+            outcome.rerun.append(rollout_id)
+    return outcome
+
+
+def reclaimable(
+    in_flight: InFlight, items: Iterable[Any], records: Mapping[str, Mapping[str, Any]], policy: Policy
+) -> list[str]:
+    """Return the ids of this run's rollouts on the server that nothing waits for: in no checkpoint, or replaced."""
+    if not (policy.own_folder and policy.reclaim):
+        return []
+    kept = {item.rollout_id for item in items} - in_flight.to_create
+    return [
+        rollout_id
+        for rollout_id, record in records.items()
+        if rollout_id not in kept and (record.get("metadata") or {}).get(RUN_ID_KEY) == in_flight.run_id
+    ]
