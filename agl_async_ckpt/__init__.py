@@ -18,10 +18,14 @@ __all__ = ["AsyncCheckpointMixin", "AsyncCheckpointTrainer", "__version__", "run
 
 def __getattr__(name: str) -> Any:
     # PEP 562: `import agl_async_ckpt` stays cheap in every Ray worker process.
-    if name in ("AsyncCheckpointMixin", "AsyncCheckpointTrainer"):
-        from agl_async_ckpt import trainer
+    if name == "AsyncCheckpointMixin":
+        from agl_async_ckpt.trainer import AsyncCheckpointMixin
 
-        return getattr(trainer, name)
+        return AsyncCheckpointMixin
+    if name == "AsyncCheckpointTrainer":
+        from agl_async_ckpt._lazy import AsyncCheckpointTrainer
+
+        return AsyncCheckpointTrainer
     if name == "run_ppo":
         from agl_async_ckpt.entrypoint import run_ppo
 

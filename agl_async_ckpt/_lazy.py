@@ -1,4 +1,4 @@
-"""`AsyncCheckpointTrainer` as it is exported: agent-lightning's trainer, seconds of import, is loaded at the first use."""
+"""`AsyncCheckpointTrainer` as it is exported: the import of agent-lightning's trainer waits for the first use."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _allowed_values(key: str, problem: Any) -> str:
         return "Allowed values: true, false."
     if get_origin(annotation) is Literal:
         return f"Allowed values: {', '.join(map(_as_yaml, get_args(annotation)))}."
-    return f"{problem['msg']}."
+    return f"Allowed: {problem['msg'].removeprefix('Input should be ')}."
 
 
 def _as_yaml(value: Any) -> str:

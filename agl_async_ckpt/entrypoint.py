@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from agl_async_ckpt.exceptions import ActivationError
+from agl_async_ckpt import activation
+from agl_async_ckpt.exceptions import ActivationError, describe
 from agl_async_ckpt.worker import CHAINED_HOOK_VARIABLE, SETUP_HOOK, UPSTREAM_HOOK
 
 HOOK_KEY = "worker_process_setup_hook"
+RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
+PLUGIN = "agl_async_ckpt.plugin"
+PLUGIN_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
 # Set by Ray for the entrypoint of a submitted job; holds that job's runtime environment as JSON.
 JOB_CONFIG_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-
-OTHER_WAYS = (
-    "Switch on in one of these ways instead:\n"
-    f"  runtime_env of ray.init or of the submitted job:  {HOOK_KEY}: {SETUP_HOOK}\n"
-    "  environment variable of driver and workers:       VERL_USE_EXTERNAL_MODULES=agl_async_ckpt.plugin"
-)
+OVERRIDE_JOB_VARIABLE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 
 
 def run_ppo(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any]) -> None:
@@ -32,51 +32,83 @@ def run_ppo(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any
         val_dataset: Likewise.
 
     Raises:
-        ActivationError: Ray is initialised already, or the submitted job has another hook, so that ours cannot run.
+        ActivationError: Ray is initialised already and its workers have not loaded the extension, or the submitted
+            job has a hook, so that ours cannot run. Synchronous training needs no extension and is not refused.
         ConfigError: `agentlightning.async_checkpoint` is not valid; before any process is started.
     """
     from agentlightning.verl import entrypoint as upstream
 
     from agl_async_ckpt.config import read_config
 
-    read_config(config)
-    _require_hook_can_run()
-    upstream.run_ppo(_with_hook(config), train_dataset, val_dataset)
+    if read_config(config).enabled and config.agentlightning.async_rollout.enabled:
+        _require_loadable()
+    upstream.run_ppo(with_hook(config), train_dataset, val_dataset)
 
 
-def _require_hook_can_run() -> None:
+def with_hook(config: Any) -> Any:
+    """Return a copy of `config` that names our worker setup hook; one that it named before is chained to ours."""
+    from omegaconf import OmegaConf, flag_override
+
+    extended = copy.deepcopy(config)
+    own = OmegaConf.select(extended, f"{RUNTIME_ENV}.{HOOK_KEY}", default=None)
+    with flag_override(extended, ["struct", "readonly"], False):
+        OmegaConf.update(extended, f"{RUNTIME_ENV}.{HOOK_KEY}", SETUP_HOOK, force_add=True)
+        if own not in (None, SETUP_HOOK, UPSTREAM_HOOK):
+            env_vars = OmegaConf.select(extended, f"{RUNTIME_ENV}.env_vars", default=None)
+            if env_vars is None:
+                # agent-lightning sets VERL's environment variables (NCCL, vLLM) only if the config has none.
+                from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+                env_vars = get_ppo_ray_runtime_env()["env_vars"]
+            merged = {**env_vars, CHAINED_HOOK_VARIABLE: str(own)}
+            OmegaConf.update(extended, f"{RUNTIME_ENV}.env_vars", merged, force_add=True)
+    return extended
+
+
+def _require_loadable() -> None:
+    """Refuse to train where the extension would silently stay out.
+
+    Raises:
+        ActivationError: Says how to switch on instead.
+    """
     import ray
 
-    if os.environ.get("VERL_USE_EXTERNAL_MODULES", "").find("agl_async_ckpt.plugin") >= 0:
-        return
-    job_config = os.environ.get(JOB_CONFIG_VARIABLE)
-    job_hook = _hook_of(json.loads(job_config).get("runtime_env")) if job_config else None
-    if job_hook is not None and job_hook != SETUP_HOOK:
+    if not ray.is_initialized():
+        _require_no_job_hook()
+    elif not ray.get(ray.remote(num_cpus=0)(_is_loaded).remote()):
         raise ActivationError(
-            f"The submitted Ray job sets {HOOK_KEY}={job_hook!r}, and Ray refuses a second one.\n{OTHER_WAYS}"
+            "Ray was initialised before run_ppo, without the extension: no checkpoint would hold the input position.\n"
+            "Switch on in one of these ways:\n"
+            "  let run_ppo initialise Ray:           leave out your own ray.init\n"
+            f'  in your own ray.init:                 runtime_env={{"{HOOK_KEY}": "{SETUP_HOOK}"}}\n'
+            f"  in the environment of Ray's workers:  {PLUGIN_VARIABLE}={PLUGIN}"
         )
-    if ray.is_initialized():
-        active_hook = _hook_of(ray.get_runtime_context().runtime_env)
-        if active_hook != SETUP_HOOK:
-            raise ActivationError(
-                "Ray was initialised before run_ppo, so the extension cannot add its worker setup hook "
-                f"(the active one: {active_hook!r}).\n{OTHER_WAYS}"
-            )
 
 
-def _hook_of(runtime_env: Any) -> str | None:
-    hook = (runtime_env or {}).get(HOOK_KEY)
-    return None if hook is None else str(hook)
+def _is_loaded() -> bool:
+    """Whether the extension is on in this worker process, or comes with its first import of verl."""
+    return activation.is_installed() or PLUGIN in os.environ.get(PLUGIN_VARIABLE, "").split(",")
 
 
-def _with_hook(config: Any) -> Any:
-    from omegaconf import OmegaConf, open_dict
-
-    extended = config.copy()
-    path = "ray_kwargs.ray_init.runtime_env"
-    own = OmegaConf.select(extended, f"{path}.{HOOK_KEY}", default=None)
-    with open_dict(extended):
-        OmegaConf.update(extended, f"{path}.{HOOK_KEY}", SETUP_HOOK, force_add=True)
-        if own not in (None, SETUP_HOOK, UPSTREAM_HOOK):
-            OmegaConf.update(extended, f"{path}.env_vars.{CHAINED_HOOK_VARIABLE}", own, force_add=True)
-    return extended
+def _require_no_job_hook() -> None:
+    # Ray merges the runtime environments of a submitted job and of ray.init, and refuses a field that both set.
+    job_config = os.environ.get(JOB_CONFIG_VARIABLE)
+    job_hook = ((json.loads(job_config).get("runtime_env") or {}) if job_config else {}).get(HOOK_KEY)
+    if job_hook is None:
+        return
+    if job_hook == SETUP_HOOK:
+        if os.environ.get(OVERRIDE_JOB_VARIABLE) == "1":
+            return
+        act = "Take it out of the job's runtime_env: run_ppo sets it."
+    else:
+        act = (
+            f"Take it out of the job's runtime_env and set {RUNTIME_ENV}.{HOOK_KEY}={job_hook} in the trainer config:\n"
+            "run_ppo runs it after its own."
+        )
+    raise ActivationError(
+        describe(
+            f"The submitted Ray job sets a {HOOK_KEY}, and Ray refuses the one of run_ppo beside it.",
+            [("in the job", job_hook), ("of run_ppo", SETUP_HOOK)],
+            act,
+        )
+    )

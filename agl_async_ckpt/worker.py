@@ -1,8 +1,8 @@
 """Ray worker setup hook: `ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=agl_async_ckpt.worker.setup`.
 
-Setting a hook in the config replaces agent-lightning's own, which registers its policy losses in each worker; so this
-one runs it first. A hook of the user that `run_ppo` found in the config is named by an environment variable and runs
-after it.
+Ray takes one hook, and one in the config replaces agent-lightning's own, which registers its policy losses in each
+worker: so this one runs that too. A hook of the user that `run_ppo` found in the config is named by an environment
+variable and runs last.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ SETUP_HOOK = "agl_async_ckpt.worker.setup"
 UPSTREAM_HOOK = "agentlightning.verl.per_rollout_loss.register_in_worker"
 CHAINED_HOOK_VARIABLE = "AGL_ASYNC_CKPT_CHAINED_HOOK"
 
+_ran = False
+
 
 def setup() -> None:
-    """Run agent-lightning's own hook and the chained one, then wait for the trainer module to be imported.
+    """Switch the extension on in this process, then run agent-lightning's own hook and the chained one. Idempotent.
 
     Raises:
-        ActivationError: The chained hook does not exist.
+        ActivationError: The chained hook, or agent-lightning's, cannot be loaded.
     """
+    global _ran
+    if _ran:  # a chained hook may call this function itself
+        return
+    _ran = True
+    install()  # first: a hook that imports the trainer class must get the extended one
     _load(UPSTREAM_HOOK)()
     chained = os.environ.get(CHAINED_HOOK_VARIABLE)
     if chained and chained not in (SETUP_HOOK, UPSTREAM_HOOK):
         _load(chained)()
-    install()
 
 
 def _load(dotted: str) -> Callable[[], object]:
