@@ -154,7 +154,8 @@ def _chunks(fd: int, end: int, path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 def _find_trailer(fd: int, size: int, path: str | os.PathLike[str]) -> tuple[int, bytes]:
     """Find the zip comment that reaches exactly to the end of the file; returns its offset and its bytes."""
-    tail = _read(fd, max(0, size - END_RECORD.size - _MAX_COMMENT), END_RECORD.size + _MAX_COMMENT, path)
+    start = max(0, size - END_RECORD.size - _MAX_COMMENT)
+    tail = _read(fd, start, size - start, path)
     at = tail.rfind(_SIGNATURE)
     while at >= 0:
         comment_at = at + END_RECORD.size

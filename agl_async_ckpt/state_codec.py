@@ -43,6 +43,7 @@ def encode_state(state: InputState) -> dict[str, Plain]:
         "run_id": state.run_id,
         "parent_run_id": state.parent_run_id,
         "written_by": dict(state.written_by),
+        "num_dropped_groups": state.num_dropped_groups,
         "loader_state": encode_value(dict(state.loader_state), "loader state"),
         "buffered_batch": None if state.buffered_batch is None else encode_batch(state.buffered_batch),
         "carry_over": [_encode_group(group, shared) for group in state.carry_over],
@@ -206,6 +207,7 @@ def _decode(payload: dict[str, Plain]) -> InputState:
         run_id=payload["run_id"],
         parent_run_id=payload["parent_run_id"],
         written_by=payload["written_by"],
+        num_dropped_groups=payload.get("num_dropped_groups", 0),
     )
 
 
