@@ -45,9 +45,10 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
     if step_dir is not None:
         _follow(trainer, step_dir)
     folder = output_folder(trainer)
-    session.adopt_run(open_run(folder, parent_run_id=state.run_id if state else None), folder)
-    own_folder = step_dir is None or step_dir.parent.resolve() == folder.resolve()
-    session.allow_adoption(trainer, folder, own_folder=own_folder)
+    run = open_run(folder, parent_run_id=state.run_id if state else None)
+    session.adopt_run(run, folder)
+    own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
+    session.allow_adoption(trainer, folder, own_folder=own_folder and (state is None or state.run_id == run.run_id))
     with _resume_from(trainer, step_dir):
         result = verl_load()
     if state is not None and step_dir is not None:
@@ -131,6 +132,12 @@ def _put_back(trainer: Any, session: Session, state: InputState, step_dir: Path)
         num_waiting=len(in_flight.waiting),
     )
     log.info(session.report.restored_text())
+    if state.num_dropped_groups:
+        log.warning(
+            "%s was saved with in_flight=drop: %d prompt groups in flight at that save are not trained.",
+            step_dir,
+            state.num_dropped_groups,
+        )
 
 
 def _guard_inactive(trainer: Any, session: Session) -> None:

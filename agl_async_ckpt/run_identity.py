@@ -25,12 +25,14 @@ class RunIdentity:
         parent_run_id: The run that this one was forked from by an explicit resume path.
         first_step: The first step that was saved with an input state; a later step without one is an error.
         created_at: Unix seconds.
+        folder_inode: Of the output folder. A copy of the folder is another run: both may be alive on one server.
     """
 
     run_id: str
     parent_run_id: str | None = None
     first_step: int | None = None
     created_at: float = 0.0
+    folder_inode: int | None = None
     format_version: int = FORMAT_VERSION
 
 
@@ -58,7 +60,7 @@ def read_run(output_dir: Path) -> RunIdentity | None:
 
 
 def open_run(output_dir: Path, *, parent_run_id: str | None = None) -> RunIdentity:
-    """Return the identity of an output folder, creating folder and identity if there is none.
+    """Return the identity of an output folder; a new one if it has none, or if it is a copy of another run's folder.
 
     Args:
         output_dir: The trainer's `default_local_dir`.
@@ -68,9 +70,12 @@ def open_run(output_dir: Path, *, parent_run_id: str | None = None) -> RunIdenti
         StateWriteError: The folder cannot be written.
     """
     known = read_run(output_dir)
-    if known is not None:
+    if known is not None and known.folder_inode == output_dir.stat().st_ino:
         return known
-    return _write(output_dir, RunIdentity(uuid.uuid4().hex, parent_run_id, created_at=time.time()))
+    run_id, created_at = uuid.uuid4().hex, time.time()
+    if known is not None:
+        return _write(output_dir, RunIdentity(run_id, known.run_id, known.first_step, created_at))
+    return _write(output_dir, RunIdentity(run_id, parent_run_id, created_at=created_at))
 
 
 def note_first_step(output_dir: Path, identity: RunIdentity, step: int) -> RunIdentity:
@@ -83,6 +88,7 @@ def note_first_step(output_dir: Path, identity: RunIdentity, step: int) -> RunId
 def _write(output_dir: Path, identity: RunIdentity) -> RunIdentity:
     try:
         make_folders(output_dir)
+        identity = replace(identity, folder_inode=output_dir.stat().st_ino)
         text = json.dumps(asdict(identity), indent=1) + "\n"
         publish(output_dir / RUN_FILE_NAME, lambda fd: write_all(fd, text.encode()))
     except OSError as error:

@@ -25,18 +25,21 @@ def take_state(trainer: Any, session: Session) -> InputState:
     assert session.run is not None, "the run's identity is set by _load_checkpoint"
     rng = session.pending_rng or capture.rng_state()  # before the loader's state, which may draw a seed
     loader_state = capture.loader_state(trainer)
+    groups = session.in_flight.collect(capture.carry_over(trainer))
+    dropped = len(groups) if session.config.in_flight == "drop" else 0
     return InputState(
         global_step=int(trainer.global_steps),
         epoch=int(trainer.epoch),
         exhausted=capture.is_exhausted(trainer, loader_state),
         loader_state=loader_state,
         buffered_batch=capture.buffered_batch(trainer),
-        carry_over=session.in_flight.collect(capture.carry_over(trainer)),
+        carry_over=() if dropped else groups,
         rng_state=rng,
         fingerprint=session.fingerprint,
         run_id=session.run.run_id,
         parent_run_id=session.run.parent_run_id,
         written_by=capture.written_by(),
+        num_dropped_groups=dropped,
     )
 
 
@@ -63,6 +66,12 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
     result = verl_save()
     _confirm_ours(path, state)
     write_seal(step_dir, use_critic=bool(trainer.use_critic), async_save=capture.saves_asynchronously(trainer))
+    if state.num_dropped_groups:
+        log.warning(
+            "in_flight=drop: step %d does not hold its %d prompt groups in flight; a resume from it never trains them.",
+            state.global_step,
+            state.num_dropped_groups,
+        )
     log.info(
         "Saved the input position of step %d (epoch %d, %d buffered, %d prompt groups in flight) to %s.",
         state.global_step,

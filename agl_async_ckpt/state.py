@@ -121,6 +121,7 @@ class InputState:
         loader_state: `StatefulDataLoader.state_dict()`.
         buffered_batch: Rows pulled from the loader and not yet enqueued, or None.
         carry_over: (num_groups,), oldest first.
+        num_dropped_groups: Prompt groups in flight that `in_flight: drop` left out of `carry_over`.
         rng_state: Of the driver.
         fingerprint: What the inputs come from.
         run_id: Of the output folder that this state was saved in.
@@ -139,6 +140,7 @@ class InputState:
     run_id: str
     parent_run_id: str | None = None
     written_by: Mapping[str, str] = field(default_factory=dict[str, str])
+    num_dropped_groups: int = 0
 
     def __post_init__(self) -> None:
         if self.global_step < 0:
