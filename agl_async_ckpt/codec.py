@@ -20,25 +20,17 @@ import torch
 
 from agl_async_ckpt.codec_arrays import (
     Array,
-    check_tensor,
     pack_array,
     pack_bytes,
     pack_dtype,
     pack_numbers,
     pack_tensor,
-    unpack_array,
-    unpack_bytes,
-    unpack_dtype,
-    unpack_numbers,
-    unpack_shape,
-    unpack_tensor,
 )
+from agl_async_ckpt.codec_decode import TAG, Plain, decode_value
 from agl_async_ckpt.exceptions import UnencodableValueError
 
-Plain = Any
-"""A tensor, str, int, float, bool, None, bytes, list or dict of these; a dict with the key `TAG` is an encoding."""
+__all__ = ["MAX_DEPTH", "TAG", "Plain", "check_batch_encodable", "decode_value", "encode_batch", "encode_value"]
 
-TAG = "$type"
 MAX_DEPTH = 100
 _PACK_NUMBERS_FROM = 32
 _MAX_TEXT = 2**30
@@ -102,26 +94,6 @@ def check_batch_encodable(batch: Mapping[str, Any]) -> None:
         UnencodableValueError: Names column and row.
     """
     _batch(_Encoder(copy=False), batch)
-
-
-def decode_value(plain: Plain, shared: Mapping[str, Plain] | None = None) -> Any:
-    """Rebuild what `encode_value` encoded, in memory of its own.
-
-    Args:
-        plain: Encoded value.
-        shared: digest -> encoded value, for the values that are stored once.
-
-    Raises:
-        ValueError, TypeError, KeyError: `plain` is not an encoding.
-    """
-    kind = cast("type[Any]", type(plain))
-    if kind is dict:
-        if TAG in plain:
-            return _DECODERS[plain[TAG]](plain, shared)
-        return {key: decode_value(item, shared) for key, item in plain.items()}
-    if kind is list:
-        return [decode_value(item, shared) for item in plain]
-    return check_tensor(plain) if kind is torch.Tensor else plain
 
 
 def _run(encoder: _Encoder, value: Any, where: str) -> Plain:
@@ -286,55 +258,3 @@ def _zone(value: dt.datetime | dt.time) -> dict[str, Plain]:
     if type(zone) is zoneinfo.ZoneInfo and getattr(zone, "key", None):
         return {"zone": zone.key}
     raise _Refused(zone, "is no time zone that can be saved exactly")
-
-
-def _unzone(plain: Any) -> dt.tzinfo | None:
-    if plain is None or isinstance(plain, str):
-        return None if plain is None else zoneinfo.ZoneInfo(plain)
-    offset, name = dt.timedelta(*plain["offset"]), plain["name"]
-    return dt.timezone(offset) if name is None else dt.timezone(offset, name)
-
-
-def _object_array(plain: dict[str, Plain], shared: Mapping[str, Plain] | None) -> Array:
-    items, shape = decode_value(plain["items"], shared), unpack_shape(plain["shape"])
-    array = np.empty(len(items), dtype=object)
-    for index, item in enumerate(items):  # assigning the list at once would unfold equally long lists inside it
-        array[index] = item
-    return array.reshape(shape, order=plain["order"])
-
-
-def _scalar(plain: dict[str, Plain]) -> Any:
-    return np.frombuffer(unpack_bytes(plain["data"]), dtype=unpack_dtype(plain["dtype"])).copy()[0]
-
-
-def _from_shared(plain: dict[str, Plain], shared: Mapping[str, Plain] | None) -> Any:
-    # Decoded afresh for each reference: siblings must not share a dict that a hook may change in place.
-    return decode_value((shared or {})[plain["digest"]], None)
-
-
-_DECODERS: dict[str, Callable[[dict[str, Plain], Mapping[str, Plain] | None], Any]] = {
-    "int": lambda plain, _: int(plain["hex"], 16),
-    "bytes": lambda plain, _: unpack_bytes(plain["data"]),
-    "bytearray": lambda plain, _: bytearray(unpack_bytes(plain["data"])),
-    "tuple": lambda plain, shared: tuple(decode_value(plain["items"], shared)),
-    "set": lambda plain, shared: set(decode_value(plain["items"], shared)),
-    "frozenset": lambda plain, shared: frozenset(decode_value(plain["items"], shared)),
-    "dict": lambda plain, shared: dict(decode_value(plain["items"], shared)),
-    "OrderedDict": lambda plain, shared: OrderedDict(decode_value(plain["items"], shared)),
-    "complex": lambda plain, _: complex(*plain["parts"]),
-    "Decimal": lambda plain, _: Decimal(plain["text"]),
-    "datetime": lambda plain, _: dt.datetime(
-        *plain["parts"][:7], tzinfo=_unzone(plain["zone"]), fold=plain["parts"][7]
-    ),
-    "date": lambda plain, _: dt.date(*plain["parts"]),
-    "time": lambda plain, _: dt.time(*plain["parts"][:4], tzinfo=_unzone(plain["zone"]), fold=plain["parts"][4]),
-    "timedelta": lambda plain, _: dt.timedelta(*plain["parts"]),
-    "numbers": lambda plain, _: unpack_numbers(plain),
-    "array": lambda plain, _: unpack_array(plain),
-    "object_array": _object_array,
-    "scalar": lambda plain, _: _scalar(plain),
-    "numpy.str_": lambda plain, _: np.str_(plain["text"]),
-    "numpy.bytes_": lambda plain, _: np.bytes_(unpack_bytes(plain["data"])),
-    "tensor": lambda plain, _: unpack_tensor(plain),
-    "shared": _from_shared,
-}
