@@ -1,4 +1,4 @@
-"""One checkpoint: our file, then VERL's save, then the seal (the commit order of docs/explanation)."""
+"""One checkpoint: our file, then VERL's save, then the seal (the commit order of docs/guarantees.md)."""
 
 from __future__ import annotations
 
