@@ -137,6 +137,8 @@ def _failure(error: Exception) -> str:
 def _checked(record: Any) -> Mapping[str, Any]:
     """Insist on what a decision rests on."""
     status = record["status"]
-    if status["state"] not in STATES or not isinstance(status["updated_at"], int | float):
+    if status["state"] not in STATES or not all(
+        isinstance(status[moment], int | float) for moment in ("created_at", "updated_at")
+    ):
         raise TypeError(f"rollout {record['rollout_id']} has the status {status!r}")
     return record

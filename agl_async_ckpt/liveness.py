@@ -1,9 +1,9 @@
-"""Proof of life: the last instant, on the server's clock, at which the trainer was there.
+"""Proof of life: when a trainer of this run was there, on the server's clock.
 
 A rollout that ended after its trainer had died may have met a dead, paused or missing model, and the gateway records
-no event for that. So the trainer keeps a time fresh in the output folder, and a resume compares the server's end times
-with it. The time is taken from the server's own `Date` header: two hosts' clocks need not agree. The header counts
-whole seconds, so up to a second of good work is run again; never the other way round.
+no event for that. So each life of a run keeps the time at which it was last there fresh in the output folder, and a
+resume compares the server's times with it. They are taken from the server's own `Date` header: two hosts' clocks need
+not agree. The header counts whole seconds, so up to a second of good work is run again; never the other way round.
 """
 
 from __future__ import annotations
@@ -12,24 +12,47 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
 
-FILE_NAME = "agentlightning_alive.json"
+ALIVE_FILE_NAME = "agentlightning_alive.json"
 WRITE_EVERY_S = 1.0
+MAX_LIVES = 1000
+DATE_RESOLUTION_S = 1.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """A time in which one life of the run was there, Unix seconds on the server's clock."""
+
+    first: float
+    last: float
+
+    def holds(self, *times: float) -> bool:
+        """Whether all of `times` lie in it."""
+        return all(self.first <= moment <= self.last for moment in times)
 
 
 class ProofOfLife:
-    """Keeps the file fresh. Not synced to disk: a lost write only makes a resume run more again."""
+    """Keeps this life's span fresh. Not synced to disk: a lost write only makes a resume run more again."""
 
     def __init__(self, output_dir: Path, run_id: str) -> None:
-        self._path = output_dir / FILE_NAME
+        self._path = output_dir / ALIVE_FILE_NAME
         self._run_id = run_id
+        self._earlier = read_lives(output_dir, run_id)[-MAX_LIVES:]
+        self._first: float | None = None
         self._seen: str | None = None
         self._written_at = 0.0
+
+    @property
+    def earlier_lives(self) -> tuple[Span, ...]:
+        """The spans of the lives before this one."""
+        return self._earlier
 
     def seen(self, date_header: str | None) -> None:
         """Note that the server answered at `date_header` (RFC 9110 date, GMT)."""
@@ -41,22 +64,29 @@ class ProofOfLife:
         except ValueError:
             return
         self._seen, self._written_at = date_header, now
-        temp = self._path.with_name(f".{FILE_NAME}.{os.getpid()}.tmp")
+        if self._first is None:
+            # The header names the second that has begun: what ended earlier in it may have ended without us.
+            self._first = server_time + DATE_RESOLUTION_S
+        lives = [[span.first, span.last] for span in (*self._earlier, Span(self._first, server_time))]
+        temp = self._path.with_name(f".{ALIVE_FILE_NAME}.{os.getpid()}.tmp")
         try:
-            temp.write_text(json.dumps({"run_id": self._run_id, "server_time": server_time}))
+            temp.write_text(json.dumps({"run_id": self._run_id, "lives": lives}))
             temp.replace(self._path)
         except OSError as error:
             log.warning("%s cannot be kept fresh (%s): a resume will run more rollouts again.", self._path, error)
 
 
-def last_proof(output_dir: Path, run_id: str) -> float | None:
-    """Read the last time at which a trainer of this run was there.
-
-    Returns:
-        Unix seconds on the server's clock; None if unknown, or of another run.
-    """
+def read_lives(output_dir: Path, run_id: str) -> tuple[Span, ...]:
+    """Read the spans in which a trainer of this run was there; none if unknown, or of another run."""
     try:
-        values: Any = json.loads((output_dir / FILE_NAME).read_bytes())
-        return float(values["server_time"]) if values["run_id"] == run_id else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+        values: Any = json.loads((output_dir / ALIVE_FILE_NAME).read_bytes())
+        if values["run_id"] != run_id:
+            return ()
+        return tuple(Span(float(first), float(last)) for first, last in values["lives"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return ()
+
+
+def within_one_life(lives: Sequence[Span], *times: float) -> bool:
+    """Whether all of `times` lie in the same life."""
+    return any(span.holds(*times) for span in lives)

@@ -13,7 +13,7 @@ from agl_async_ckpt.codec import check_batch_encodable
 from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config
 from agl_async_ckpt.fingerprint import take_fingerprint
 from agl_async_ckpt.layout import FILE_NAME
-from agl_async_ckpt.liveness import ProofOfLife, last_proof
+from agl_async_ckpt.liveness import ProofOfLife
 from agl_async_ckpt.report import ResumeReport
 from agl_async_ckpt.rollout_manager import extended_manager
 from agl_async_ckpt.run_identity import RunIdentity
@@ -70,14 +70,13 @@ class Session:
         self.in_flight.run_id = run.run_id
         self._proof = ProofOfLife(output_dir, run.run_id)
 
-    def allow_adoption(self, trainer: Any, output_dir: Path, *, own_folder: bool) -> None:
-        """Decide what a resume may do on the server; reads the dead trainer's last proof of life before ours."""
-        assert self.run is not None
+    def allow_adoption(self, trainer: Any, *, own_folder: bool) -> None:
+        """Decide what a resume may do on the server."""
         self.policy = Policy(
             own_folder=own_folder and not trainer.config.trainer.get("val_only", False),
             adopt=self.config.adopt,
             reclaim=self.config.reclaim,
-            alive_until=last_proof(output_dir, self.run.run_id),
+            lives=self._proof.earlier_lives if self._proof else (),
         )
 
     # --- pulling ----------------------------------------------------------------------------------------------------

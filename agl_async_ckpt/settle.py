@@ -2,8 +2,9 @@
 
 | the server | the checkpoint | what happens |
 |---|---|---|
-| knows it, ended while the trainer lived | | adopted under its old id |
-| knows it, ended later | | run again: its agent may have met a dead, paused or missing model |
+| knows it, ended while a trainer was there | | adopted under its old id |
+| knows it, ended at another time | | run again: its agent may have met a dead, paused or missing model |
+| knows it, failed, and no one trainer was there all the time | | run again |
 | knows it, has not ended | | adopted (`adopt: all`), or run again (`finished_before_death`) |
 | does not know it | holds its end and its events | served from the checkpoint: no token is generated twice |
 | does not know it | holds the request only | created under a new id |
@@ -19,6 +20,7 @@ from typing import Any, Literal
 
 from agl_async_ckpt import agl_server
 from agl_async_ckpt.carry_over import RUN_ID_KEY, InFlight
+from agl_async_ckpt.liveness import Span, within_one_life
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +34,13 @@ class Policy:
             fork and a `val_only` run adopt nothing and delete nothing.
         adopt: `all`, or `finished_before_death` to run again what was still running.
         reclaim: Delete this run's rollouts that are not in the checkpoint.
-        alive_until: The dead trainer's last proof of life, on the server's clock; None if unknown.
+        lives: When a trainer of this run was there, on the server's clock.
     """
 
     own_folder: bool
     adopt: Literal["all", "finished_before_death"] = "all"
     reclaim: bool = True
-    alive_until: float | None = None
+    lives: tuple[Span, ...] = ()
 
 
 @dataclass
@@ -78,11 +80,9 @@ def decide(
             in_flight.to_create.add(rollout_id)
             outcome.recreated.append(rollout_id)
         elif record["status"]["state"] in agl_server.ENDED:
-            ended_at = record["status"]["updated_at"]
-            in_time = policy.alive_until is not None and ended_at <= policy.alive_until
             if known.finished is not None:
                 outcome.reused.append(rollout_id)  # ended before the checkpoint; the server's events are as good
-            elif in_time:
+            elif trusted(record["status"], policy):
                 outcome.adopted.append(rollout_id)
             else:
                 in_flight.to_create.add(rollout_id)
@@ -94,6 +94,17 @@ def decide(
             in_flight.to_create.add(rollout_id)
             outcome.rerun.append(rollout_id)
     return outcome
+
+
+def trusted(status: Mapping[str, Any], policy: Policy) -> bool:
+    """Whether the end of a rollout is its own, and not the doing of a missing trainer.
+
+    A success counts if a trainer was there at the end. A failure counts, and under the strict adoption a success too,
+    if the same trainer was there all the time: an agent that met no model earlier may fail of it later.
+    """
+    whole_time = status["state"] == "failed" or policy.adopt == "finished_before_death"
+    moments = (status["created_at"], status["updated_at"]) if whole_time else (status["updated_at"],)
+    return within_one_life(policy.lives, *moments)
 
 
 def reclaimable(
