@@ -1,4 +1,4 @@
-"""In-flight prompt groups: what is kept of them, put back, adopted or created again. The rule book is docs/in-flight.md.
+"""In-flight prompt groups: what is kept of them, put back, adopted or created again (docs/in-flight.md).
 
 The server keeps rollouts in memory, and controllers never start an agent for an id that they have seen. Therefore a
 restored rollout is adopted under its old id if the server still knows it, and otherwise created under a new id that
