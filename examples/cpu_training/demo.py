@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import re
 import shutil
 import signal
 import sys
@@ -18,7 +19,6 @@ if not __package__:  # run as a script: the package's parent folder takes the pl
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 REQUIRED = ("agentlightning", "psutil", "ray", "rich", "torch", "torchdata", "transformers", "verl", "wrapt")
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EXAMPLES = """\
 examples:
@@ -29,7 +29,7 @@ examples:
 
 exit codes:
   0  the run worked and, unless --stock, lost and repeated nothing
-  1  an input was lost or repeated, or the run failed
+  1  an input was lost or repeated, or the run could not be completed
   2  wrong arguments, or something to install is missing
 """
 
@@ -71,6 +71,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--port must be from 1 to 65535, got {args.port}.")
     if args.name is None:
         args.name = ("stock" if args.stock else "protected") + ("-restart-server" if args.restart_server else "")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", args.name):
+        parser.error(f"--name must consist of letters, digits, dots, dashes and underscores, got {args.name!r}.")
     return args
 
 
@@ -83,13 +85,17 @@ def missing_packages() -> list[str]:
 def signals_raise() -> Iterator[None]:
     """Turn the signals that end a program into `Interrupted`, so that every clean-up runs."""
 
+    from cpu_training.processes import SIGNALS
+
     def handle(number: int, _frame: FrameType | None) -> None:
-        # One is enough: a second Ctrl-C must not cut the clean-up short.
-        for each in SIGNALS:
+        for each in SIGNALS:  # one is enough
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(number)
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        if number != signal.SIGHUP or before[number] != signal.SIG_IGN:  # nohup means to live on
+            signal.signal(number, handle)
     try:
         yield
     finally:

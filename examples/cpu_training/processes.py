@@ -20,6 +20,8 @@ import psutil
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end the demo, by way of its clean-up."""
 TERMINATE_WAIT_S = 8.0
 """Time between SIGTERM and SIGKILL; agl-controller needs up to 5 s to end its agents."""
 
@@ -43,7 +45,14 @@ class Processes:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self.stop_all()
+        # An impatient Ctrl-C must not cut the clean-up short.
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+        try:
+            self.stop_all()
+        finally:
+            _libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path) -> subprocess.Popen[bytes]:
         """Start `command` in a session of its own, so that Ctrl-C reaches the demo only; output goes to `log`."""
@@ -70,7 +79,7 @@ class Processes:
                 spared.update(child.pid for child in psutil.Process(pid).children(recursive=True))
         return [p for p in psutil.Process().children(recursive=True) if p.pid not in spared and _alive(p)]
 
-    def kill_and_sweep(self, process: subprocess.Popen[bytes], *, spare: Iterable[int], patience_s: float) -> list[str]:
+    def kill_and_sweep(self, process: subprocess.Popen[bytes], *, spare: Iterable[int], patience_s: float) -> None:
         """SIGKILL `process` and see to it that what it started is gone as well.
 
         Ray notices the death of its driver and ends by itself; what is left after `patience_s` is killed by pid.
@@ -79,21 +88,16 @@ class Processes:
             process: The victim.
             spare: Pids that live on, with all that is below them.
             patience_s: Seconds to wait for the rest to end by itself.
-
-        Returns:
-            Names of the processes that had to be killed.
         """
         spare = list(spare)
         process.kill()
         process.wait()
         deadline = time.monotonic() + patience_s
-        while (left := self.living(except_below=spare)) and time.monotonic() < deadline:
+        while self.living(except_below=spare) and time.monotonic() < deadline:
             time.sleep(0.2)
-        names = [_name(each) for each in left]
         while left := self.living(except_below=spare):
             _signal(left, signal.SIGKILL)
             time.sleep(0.1)
-        return names
 
     def stop_all(self) -> None:
         """End everything: SIGTERM first, SIGKILL for what is left."""
@@ -119,12 +123,6 @@ def _alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def _name(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.name()
-    return "?"
 
 
 def _signal(processes: Iterable[psutil.Process], number: int) -> None:

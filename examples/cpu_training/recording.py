@@ -113,10 +113,5 @@ def recording_class(base: Any) -> Any:
             record("saved", step=self.global_steps)
             return result
 
-        def fit(self) -> Any:
-            result = super().fit()
-            record("finished")
-            return result
-
     RecordingTrainer.__name__ = RecordingTrainer.__qualname__ = f"Recording{base.__name__}"
     return RecordingTrainer

