@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -14,6 +14,8 @@ from agl_async_ckpt import capture
 from agl_async_ckpt.exceptions import ServerError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STATES = ("queuing", "running", "succeeded", "failed")
 ENDED = ("succeeded", "failed")
@@ -64,14 +66,7 @@ def list_rollouts(client: Any) -> dict[str, Mapping[str, Any]]:
         ServerError: The server refused, or its answer is not a list of records.
     """
     url = f"{capture.ROLLOUTS_URL}?{httpx.QueryParams({'state_in': STATES, 'limit': NO_LIMIT})}"
-    answer = _json(client, "GET", url, "the list of rollouts")
-    try:
-        return {str(record["rollout_id"]): _checked(record) for record in answer}
-    except (TypeError, KeyError) as error:
-        raise ServerError(
-            f"The agl-server at {client.base_url} answered {capture.ROLLOUTS_URL} with no list of rollouts "
-            f"({type(error).__name__}: {error}).\n{ADVICE}"
-        ) from error
+    return _ask(client, "GET", url, "the list of rollouts", _records)
 
 
 def delete_rollouts(client: Any, rollout_ids: Iterable[str]) -> None:
@@ -82,7 +77,7 @@ def delete_rollouts(client: Any, rollout_ids: Iterable[str]) -> None:
     """
 
     def delete(rollout_id: str) -> None:
-        _json(client, "DELETE", f"{capture.ROLLOUTS_URL}/{rollout_id}", f"rollout {rollout_id}")
+        _ask(client, "DELETE", f"{capture.ROLLOUTS_URL}/{rollout_id}", f"rollout {rollout_id}", lambda answer: None)
 
     with ThreadPoolExecutor(NUM_DELETE_THREADS) as pool:
         list(pool.map(delete, rollout_ids))
@@ -110,16 +105,21 @@ def create_rollouts(manager: Any, requests: list[dict[str, Any]]) -> None:
 
 
 def num_proxied_requests(client: Any) -> int:
-    """Model requests that the gateway is forwarding right now."""
-    return int(_json(client, "GET", "/proxy/state", "the gateway's state").get("inflight", 0))
+    """Model requests that the gateway is forwarding right now.
+
+    Raises:
+        ServerError: The server refused, or its answer holds no number.
+    """
+    return _ask(client, "GET", "/proxy/state", "the gateway's state", lambda state: int(state.get("inflight", 0)))
 
 
-def _json(client: Any, method: str, url: str, what: str) -> Any:
+def _ask(client: Any, method: str, url: str, what: str, read: Callable[[Any], T]) -> T:
+    """Return what `read` makes of the JSON answer; None stands for an empty one."""
     try:
         response = client.request(method, url, timeout=REQUEST_TIMEOUT_S)
         response.raise_for_status()
-        return response.json() if response.content else None
-    except (httpx.HTTPError, ValueError) as error:
+        return read(response.json() if response.content else None)
+    except (httpx.HTTPError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ServerError(
             f"The agl-server at {client.base_url} failed on {what}: {_failure(error)}.\n{ADVICE}"
         ) from error
@@ -134,11 +134,21 @@ def _failure(error: Exception) -> str:
     return f"its answer is not valid JSON of the expected form ({type(error).__name__}: {error})"
 
 
+def _records(answer: Any) -> dict[str, Mapping[str, Any]]:
+    """Insist on what a decision rests on: half an answer would have rollouts created again, or deleted."""
+    if not isinstance(answer, list):
+        raise TypeError(f"{type(answer).__name__} in place of a list")
+    return {str(record["rollout_id"]): record for record in map(_checked, answer)}
+
+
 def _checked(record: Any) -> Mapping[str, Any]:
-    """Insist on what a decision rests on."""
-    status = record["status"]
-    if status["state"] not in STATES or not all(
-        isinstance(status[moment], int | float) for moment in ("created_at", "updated_at")
+    rollout_id, status, metadata = record["rollout_id"], record.get("status"), record.get("metadata")
+    if not (
+        isinstance(status, dict)
+        and status.get("state") in STATES
+        and all(isinstance(status.get(moment), int | float) for moment in ("created_at", "updated_at"))
     ):
-        raise TypeError(f"rollout {record['rollout_id']} has the status {status!r}")
+        raise TypeError(f"rollout {rollout_id} has the status {status!r}")
+    if not isinstance(metadata, dict | None):
+        raise TypeError(f"rollout {rollout_id} has the metadata {metadata!r}")
     return record
