@@ -49,7 +49,7 @@ def read_run(output_dir: Path) -> RunIdentity | None:
         identity = RunIdentity(**known)
         if not isinstance(identity.run_id, str) or not isinstance(identity.first_step, int | None):
             raise TypeError("wrong types")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DamagedStateError(
