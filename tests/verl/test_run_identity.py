@@ -1,0 +1,136 @@
+"""Which run a folder belongs to: one identity per folder, a copy is another run, and nothing is guessed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agl_async_ckpt import run_identity
+from agl_async_ckpt.exceptions import DamagedStateError, StateWriteError
+from agl_async_ckpt.run_identity import RUN_FILE_NAME, note_first_step, open_run, read_run
+
+
+def test_new_folder_gets_an_identity_of_its_own(tmp_path: Path) -> None:
+    """The folder is created with it, parents included, before anything is enqueued."""
+    first = open_run(tmp_path / "a" / "b")
+    second = open_run(tmp_path / "c")
+    assert first.run_id != second.run_id
+    assert first.parent_run_id is None
+    assert first.first_step is None
+    assert read_run(tmp_path / "a" / "b") == first
+
+
+def test_folder_keeps_its_identity(tmp_path: Path) -> None:
+    """Whatever it is resumed from: a parent is recorded at the birth only."""
+    first = open_run(tmp_path)
+    assert open_run(tmp_path) == first
+    assert open_run(tmp_path, parent_run_id="other") == first
+
+
+def test_fork_names_its_parent(tmp_path: Path) -> None:
+    """A folder that begins from another run's checkpoint says which."""
+    assert open_run(tmp_path / "fork", parent_run_id="parent").parent_run_id == "parent"
+    again = read_run(tmp_path / "fork")
+    assert again is not None
+    assert again.parent_run_id == "parent"
+
+
+def test_copied_folder_is_another_run(tmp_path: Path) -> None:
+    """Both may be alive on one server: the copy adopts and deletes nothing of the original's."""
+    original = note_first_step(tmp_path / "a", open_run(tmp_path / "a"), 3)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copy = open_run(tmp_path / "b")
+    assert copy.run_id != original.run_id
+    assert copy.parent_run_id == original.run_id
+    assert copy.first_step == 3, "its steps still have input states"
+    assert open_run(tmp_path / "a") == original
+    assert open_run(tmp_path / "b") == copy
+
+
+def test_moved_folder_is_the_same_run(tmp_path: Path) -> None:
+    """A rename within a file system keeps the identity."""
+    original = open_run(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert open_run(tmp_path / "b") == original
+
+
+def test_first_step_only_moves_down(tmp_path: Path) -> None:
+    """A step that is saved again after a rollback below the first one counts; later ones change nothing."""
+    identity = open_run(tmp_path)
+    identity = note_first_step(tmp_path, identity, 5)
+    written = (tmp_path / RUN_FILE_NAME).stat().st_mtime_ns
+    assert note_first_step(tmp_path, identity, 6) is identity
+    assert note_first_step(tmp_path, identity, 5) is identity
+    assert (tmp_path / RUN_FILE_NAME).stat().st_mtime_ns == written
+    identity = note_first_step(tmp_path, identity, 2)
+    assert identity.first_step == 2
+    assert read_run(tmp_path) == identity
+
+
+def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
+    """A later version may note more."""
+    identity = open_run(tmp_path)
+    path = tmp_path / RUN_FILE_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "colour": "red"}))
+    assert read_run(tmp_path) == identity
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{", b"null", b"7", b"[]", b'"run_id"', b"\xff", b"{}", b"[" * 100_000),
+        *(b'{"run_id": 7}', b'{"run_id": "x", "first_step": "3"}', b'{"run_id": null}'),
+    ],
+    ids=lambda data: repr(data[:40]),
+)
+def test_damaged_identity_is_refused_by_path(tmp_path: Path, data: bytes) -> None:
+    """A new id in its place would leave the run's rollouts on the server for ever, so a person decides."""
+    (tmp_path / RUN_FILE_NAME).write_bytes(data)
+    with pytest.raises(DamagedStateError) as caught:
+        open_run(tmp_path)
+    assert str(tmp_path / RUN_FILE_NAME) in str(caught.value)
+    assert "remove it to give the folder a new run id" in str(caught.value)
+    assert (tmp_path / RUN_FILE_NAME).read_bytes() == data
+
+
+def test_directory_in_place_of_the_identity_is_refused(tmp_path: Path) -> None:
+    """As any other damage."""
+    (tmp_path / RUN_FILE_NAME).mkdir()
+    with pytest.raises(DamagedStateError, match=RUN_FILE_NAME):
+        read_run(tmp_path)
+
+
+def test_folder_without_an_identity_has_none(tmp_path: Path) -> None:
+    """Also one that does not exist."""
+    assert read_run(tmp_path) is None
+    assert read_run(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize("below", ["", "sub/folder"])
+def test_file_in_place_of_the_folder_is_named(tmp_path: Path, below: str) -> None:
+    """The output folder cannot be made: said with its path, before the first step."""
+    (tmp_path / "out").write_text("")
+    with pytest.raises(StateWriteError) as caught:
+        open_run(tmp_path / "out" / below)
+    assert f"The output folder {tmp_path / 'out' / below} cannot be written" in str(caught.value)
+    assert caught.value.errno in (errno.ENOTDIR, errno.EEXIST)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_failed_write_leaves_no_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The error says that nothing was trained, and a later start begins clean."""
+
+    def fail(*args: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(run_identity, "write_all", fail)
+    with pytest.raises(StateWriteError, match="Nothing was trained") as caught:
+        open_run(tmp_path)
+    assert caught.value.errno == number
+    assert os.strerror(number) in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
