@@ -7,11 +7,13 @@ child stops and waits, so that its killer can hit that instant. The server and t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +107,6 @@ class ChildLife:
 
     def wait_stopped(self, timeout_s: float = 120) -> None:
         """Wait until it has stopped itself at `stop_at`."""
-        import time
-
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             pid, status = os.waitpid(self.process.pid, os.WUNTRACED | os.WNOHANG)
@@ -118,10 +118,8 @@ class ChildLife:
 
     def kill(self) -> Life:
         """SIGKILL the child and its loader workers; what it recorded until then."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
         if self.process.stderr is not None:
             self.process.stderr.close()

@@ -9,6 +9,7 @@ import functools
 import io
 import os
 import tempfile
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -254,7 +255,9 @@ def build_trainer(
     rows = dataset_rows(settings)
     dataset = LoadedDataset(rows)
     base = trainer_cls or extended_trainer()
-    cls: Any = type(base.__name__, (RecordingMixin, base), {"rig": Rig(settings, recorder or Recorder(), die_at)})
+    rig = Rig(settings, recorder or Recorder(), die_at)
+    # `new_class`, because this package's trainer is a lazy proxy of a class until it is used as a base.
+    cls: Any = types.new_class(base.__name__, (RecordingMixin, base), {}, lambda names: names.update(rig=rig))
     return cls(
         config=config,
         tokenizer=Tokenizer(),
@@ -267,6 +270,18 @@ def build_trainer(
         collate_fn=rich_collate if settings.payload == "rich" else collate_fn,
         train_sampler=create_rl_sampler(config.data, dataset),
     )
+
+
+def pull_on(trainer: Any, until_step: int) -> None:
+    """Go on pulling with the trainer's own code, B rows a step as every later step does, without training.
+
+    Shows the rest of the stream from where a life ended, at a thousandth of the time.
+    """
+    size = trainer.config.data.train_batch_size
+    for step in range(trainer.global_steps + 1, until_step + 1):
+        trainer.global_steps = step
+        rows = _rows(trainer._next_train_batch_dict_with_size(size))
+        trainer.rig.recorder.emit("pulled", step=step, epoch=trainer.epoch, rows=rows, dry=True)
 
 
 def close_trainer(trainer: Any) -> None:
@@ -289,7 +304,7 @@ def _small_ca_file() -> str:
 
     handle, path = tempfile.mkstemp(prefix="rig-ca-", suffix=".pem")
     end = "-----END CERTIFICATE-----\n"
-    with open(handle, "w") as file:
+    with os.fdopen(handle, "w") as file:
         file.write(Path(certifi.where()).read_text().partition(end)[0] + end)
     atexit.register(Path(path).unlink, missing_ok=True)
     return path
@@ -317,6 +332,7 @@ def run_life(
     trainer_cls: type | None = None,
     stop_after_step: int | None = None,
     die_at: tuple[str, int] | Callable[[str, int], bool] | None = None,
+    pull_until: int | None = None,
     recorder: Recorder | None = None,
 ) -> Life:
     """Run `fit` from its start to its end, or to a death.
@@ -328,6 +344,7 @@ def run_life(
         trainer_cls: Default: this package's trainer.
         stop_after_step: Die right after the save of this step.
         die_at: Or a point of `POINTS` and a step, or a predicate over them.
+        pull_until: After a death, pull on without training until this step.
         recorder: Where events go besides the result.
 
     Raises:
@@ -353,6 +370,8 @@ def run_life(
             recorder.emit("finished")
         except Death as death:
             recorder.emit("died", at=str(death))
+            if pull_until is not None:
+                pull_on(trainer, pull_until)
         finally:
             close_trainer(trainer)
     return Life.from_events(copy.deepcopy(recorder.events))

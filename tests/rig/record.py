@@ -64,6 +64,7 @@ class Step:
         trained: Row ids of the groups that finished, in the order of finishing.
         num_rollouts: How many rollouts came back finished.
         updated: Row ids of the samples in the actor's update; empty if the step returned no batch.
+        dry: Only pulled, by `pull_on`.
     """
 
     pulled: list[int] = field(default_factory=list)
@@ -71,6 +72,7 @@ class Step:
     trained: list[int] = field(default_factory=list)
     num_rollouts: int = 0
     updated: list[int] = field(default_factory=list)
+    dry: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Life:
             self.restored = _position(event)
             self.total_steps = event["total_steps"]
         elif kind == "pulled":
-            self.steps[event["step"]] = Step(pulled=event["rows"], epoch=event["epoch"])
+            self.steps[event["step"]] = Step(event["rows"], event["epoch"], dry=event.get("dry", False))
         elif kind == "trained":
             step = self.steps[event["step"]]
             step.trained, step.num_rollouts = event["rows"], event["num_rollouts"]

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import uvicorn
@@ -86,9 +85,13 @@ class AglServer:
         self.stop()
         self.start()
 
-    def reset(self) -> None:
-        """Forget every rollout and model, and forget the controller, without a restart: for the next test."""
+    def reset_store(self) -> None:
+        """Forget every rollout and model, as a restart does, in no time; the controller remembers its ids."""
         self.call(_clear_store)
+
+    def reset(self) -> None:
+        """Forget the controller too: for the next test."""
+        self.reset_store()
         self.agents = AgentTable()
 
     def call(self, function: Callable[[], T]) -> T:
@@ -140,5 +143,4 @@ def _clear_store() -> None:
     from agentlightning.server import store
 
     for table in (store._rollouts, store._events, store._models, store._terminal_order):
-        with suppress(KeyError):
-            table.clear()
+        table.clear()

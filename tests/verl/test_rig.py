@@ -10,7 +10,7 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
-from tests.rig.agents import AgentPlan, AgentsStuckError, AgentTable, WaitReport  # noqa: E402
+from tests.rig.agents import AgentPlan, AgentTable, WaitReport  # noqa: E402
 from tests.rig.child import ChildLife  # noqa: E402
 from tests.rig.life import build_trainer, close_trainer, quiet, run_life, stock_trainer  # noqa: E402
 from tests.rig.record import Life, lineage, rows_pulled, rows_trained  # noqa: E402
@@ -93,9 +93,7 @@ def test_stock_trainer_goes_back_to_row_0_with_a_full_tail(server: AglServer, tm
 
 
 @pytest.mark.parametrize(("case", "lost"), [("24/2/4", {2}), ("24/2/5", {3, 4}), ("40/4/10", {5, 6, 7, 8})])
-def test_stock_trainer_loses_inputs_at_one_resume(
-    server: AglServer, tmp_path: Path, case: str, lost: set[int]
-) -> None:
+def test_stock_trainer_loses_inputs_at_one_resume(server: AglServer, tmp_path: Path, case: str, lost: set[int]) -> None:
     """The numbers of today: one resume loses what was in flight and the tail."""
     run = settings(case)
     lives = stock_lives(run, tmp_path, server, 3)
@@ -159,19 +157,10 @@ def test_running_rollout_of_another_controller_fails(server: AglServer) -> None:
     assert (status["state"], status["error_message"]) == ("failed", "local subprocess is not running")
 
 
-def test_held_agents_are_stuck_only_if_waited_for(server: AglServer) -> None:
-    """An empty pass is no reason to complain."""
+def test_empty_pass_is_no_complaint() -> None:
+    """Agents that nobody waits for may all be held."""
     agents = AgentTable(AgentPlan(hold={0: 9}))
     assert agents.act(WaitReport(step=1, polled=(), num_groups=1, rollout_n=1)) == 0
-    with pytest.raises(AgentsStuckError):
-        server.agents = AgentTable(AgentPlan(hold={0: 9}))
-        import httpx
-
-        with httpx.Client(base_url=server.url) as client:
-            client.post("/api/rollouts", json=[{"input": {"index": 0}, "rollout_id": "y"}]).raise_for_status()
-        report = WaitReport(step=1, polled=("y",), num_groups=1, rollout_n=1)
-        server.call(lambda: server.agents.act(report))
-        server.call(lambda: server.agents.act(report))
 
 
 def test_worker_group_keeps_as_many_models_as_verl(tmp_path: Path) -> None:
