@@ -21,7 +21,6 @@ class ResumeReport:
         num_buffered: Inputs put back into the buffered batch.
         num_groups: Prompt groups put back as in flight, `num_waiting` of them until there is room.
         outcome: What happened to the rollouts in flight.
-        in_metrics: The counts have gone into a step's metrics.
     """
 
     step_dir: Path
@@ -31,7 +30,6 @@ class ResumeReport:
     num_groups: int
     num_waiting: int = 0
     outcome: Outcome = field(default_factory=Outcome)
-    in_metrics: bool = False
 
     def restored_text(self) -> str:
         """Return what the load put back."""

@@ -70,10 +70,10 @@ class Session:
         self.in_flight.run_id = run.run_id
         self._proof = ProofOfLife(output_dir, run.run_id)
 
-    def allow_adoption(self, trainer: Any, *, own_folder: bool) -> None:
+    def allow_adoption(self, *, own_folder: bool) -> None:
         """Decide what a resume may do on the server."""
         self.policy = Policy(
-            own_folder=own_folder and not trainer.config.trainer.get("val_only", False),
+            own_folder=own_folder,
             adopt=self.config.adopt,
             reclaim=self.config.reclaim,
             lives=self._proof.earlier_lives if self._proof else (),
@@ -128,6 +128,8 @@ class Session:
 
     def settle(self, trainer: Any, manager: Any) -> None:
         """Have the server hold every active in-flight rollout; at the first call, decide about all of them."""
+        if trainer.config.trainer.get("val_only", False):
+            return  # nothing is trained, so nothing is adopted, created or reclaimed
         in_flight = self.in_flight
         in_flight.default_config = capture.default_rollout_config(manager)
         outcome = None
@@ -192,16 +194,15 @@ class Session:
             self.pending_rng = None
 
     def metrics(self, trainer: Any) -> dict[str, int]:
-        """Return the numbers of this step for the trainer's own metrics; a resume's counts come with its first step."""
+        """Return the numbers of this step for the trainer's own metrics, with the counts of this life's resume."""
         groups = {item.data_id for item in self.in_flight.everything(capture.carry_over(trainer))}
         values = {
             "num_buffered_inputs": num_rows(capture.buffered_batch(trainer)),
             "num_in_flight_groups": len(groups),
             "input_epoch": int(trainer.epoch),
         }
-        if self.report is not None and not self.report.in_metrics:
+        if self.report is not None:
             values |= self.report.metrics()
-            self.report.in_metrics = True
         return {f"{METRICS_PREFIX}/{name}": value for name, value in values.items()}
 
     def _announce(self, trainer: Any) -> None:

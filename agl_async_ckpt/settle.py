@@ -31,7 +31,7 @@ class Policy:
 
     Attributes:
         own_folder: Resuming into the output folder of the checkpoint, so what the server holds of this run is ours. A
-            fork and a `val_only` run adopt nothing and delete nothing.
+            fork adopts nothing and deletes nothing.
         adopt: `all`, or `finished_before_death` to run again what was still running.
         reclaim: Delete this run's rollouts that are not in the checkpoint.
         lives: When a trainer of this run was there, on the server's clock.
