@@ -1,0 +1,130 @@
+"""What the inputs come from: what is compared, what is only recorded, and what a refusal says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agl_async_ckpt.fingerprint import Difference, differences, explain, take_fingerprint
+from agl_async_ckpt.state import Fingerprint, InFlightRollout, InputState, PromptGroup
+
+MUST = {
+    "dataset length": 10,
+    "dataset columns": ["a", "b"],
+    "data.seed": 7,
+    "data.shuffle": True,
+    "sampler class": "torchdata.RandomSampler",
+    "drop_last": True,
+}
+RECORDED = {"loader batch size": 4, "data.dataloader_num_workers": 2, "rollout.n": 3}
+
+
+def state() -> InputState:
+    """With two inputs buffered and three groups in flight."""
+    group = PromptGroup("d", (InFlightRollout({"rollout_id": "r", "step": 1}),))
+    return InputState(40, 1, False, {}, {"index": [1, 2]}, (group,) * 3, None, Fingerprint(), "run")
+
+
+class Config(dict[str, Any]):
+    """As OmegaConf's: keys are attributes too."""
+
+    __getattr__ = dict[str, Any].__getitem__
+
+
+def trainer(**data: Any) -> Any:
+    """The part of a trainer that is looked at."""
+    loader = SimpleNamespace(sampler=range(10), drop_last=True, batch_size=4, num_workers=2)
+    return SimpleNamespace(
+        config=SimpleNamespace(
+            data=Config({"seed": 7, "shuffle": True, "train_batch_size": 2, **data}),
+            agentlightning=SimpleNamespace(async_rollout=SimpleNamespace(async_train_batch_size=5)),
+            actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=3)),
+        ),
+        train_dataset=[{"b": 1, "a": 2}] * 10,
+        train_dataloader=loader,
+    )
+
+
+def test_fingerprint_names_dataset_sampler_and_sizes() -> None:
+    """Columns are sorted: their order says nothing about the inputs."""
+    taken = take_fingerprint(trainer())
+    assert dict(taken.must_match) == {**MUST, "sampler class": "builtins.range"}
+    assert dict(taken.recorded) == {
+        "loader batch size": 4,
+        "data.train_batch_size": 2,
+        "async_train_batch_size": 5,
+        "data.dataloader_num_workers": 2,
+        "rollout.n": 3,
+    }
+
+
+def test_absent_seed_is_none() -> None:
+    """VERL allows both."""
+    assert take_fingerprint(trainer(seed=None)).must_match["data.seed"] is None
+
+
+def test_equal_fingerprints_do_not_differ() -> None:
+    """Sizes may change: they are handled exactly."""
+    changed = {**RECORDED, "loader batch size": 8, "rollout.n": 1}
+    assert differences(Fingerprint(MUST, RECORDED), Fingerprint(MUST, changed)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dataset length", 11),
+        ("dataset columns", ["a", "b", "z"]),
+        ("data.seed", None),
+        ("data.shuffle", False),
+        ("sampler class", "mine.Sampler"),
+        ("drop_last", False),
+    ],
+)
+def test_each_compared_value_counts(name: str, value: Any) -> None:
+    """Any of them moves the stream."""
+    found = differences(Fingerprint(MUST, RECORDED), Fingerprint({**MUST, name: value}, RECORDED))
+    assert found == [Difference(name, MUST[name], value)]
+
+
+def test_number_of_workers_counts() -> None:
+    """torchdata's state of n workers opens with n workers only."""
+    found = differences(Fingerprint(MUST, RECORDED), Fingerprint(MUST, {"data.dataloader_num_workers": 0}))
+    assert found == [Difference("data.dataloader_num_workers", 2, 0)]
+
+
+def test_value_that_one_version_does_not_know_is_not_compared() -> None:
+    """In both directions."""
+    more = Fingerprint({**MUST, "content digest": "abc"}, {})
+    assert differences(more, Fingerprint(MUST, RECORDED)) == []
+    assert differences(Fingerprint(MUST, RECORDED), more) == []
+
+
+def test_refusal_aligns_both_values_and_says_what_to_do() -> None:
+    """The example of the design, word by word."""
+    text = explain([Difference("data.seed", 7, 1)], state(), Path("ckpt/global_step_40"))
+    assert text == (
+        "Input state does not fit this run: data.seed differs.\n"
+        "  in checkpoint ckpt/global_step_40: 7\n"
+        "  in this run:                       1\n"
+        "Resume with 7, or set agentlightning.async_checkpoint.on_mismatch=reset to drop the saved position "
+        "(2 buffered, 3 in flight)."
+    )
+
+
+def test_refusal_of_several_values_names_each() -> None:
+    """All are said at once: nobody wants to find them one start after another."""
+    found = [Difference("data.seed", 7, 1), Difference("dataset columns", ["a"], ["a", "z"])]
+    lines = explain(found, state(), Path("ckpt/global_step_40")).splitlines()
+    assert lines[0] == "Input state does not fit this run: data.seed, dataset columns differ."
+    assert lines[1:7] == [
+        " data.seed",
+        "  in checkpoint ckpt/global_step_40: 7",
+        "  in this run:                       1",
+        " dataset columns",
+        "  in checkpoint ckpt/global_step_40: ['a']",
+        "  in this run:                       ['a', 'z']",
+    ]
+    assert lines[7].startswith("Resume with the saved settings, or set ")
