@@ -59,7 +59,7 @@ def _unzone(plain: Any) -> dt.tzinfo | None:
 def _object_array(plain: dict[str, Plain], shared: Mapping[str, Plain] | None) -> Array:
     items, shape = decode_value(plain["items"], shared), unpack_shape(plain["shape"])
     array = np.empty(len(items), dtype=object)
-    for index, item in enumerate(items):  # assigning the list at once would unfold equally long lists inside it
+    for index, item in enumerate(items):  # one by one: numpy must not look into an item
         array[index] = item
     return array.reshape(shape, order=plain["order"])
 

@@ -140,8 +140,8 @@ def assert_same(found: Any, wanted: Any, where: str = "value") -> None:
     elif isinstance(wanted, np.ndarray):
         assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), where
         assert found.dtype.byteorder == wanted.dtype.byteorder, where
-        if wanted.ndim > 1 and wanted.size > 1:
-            assert found.flags.f_contiguous == wanted.flags.f_contiguous or not wanted.flags.contiguous, where
+        if wanted.flags.forc:
+            assert found.flags.f_contiguous == wanted.flags.f_contiguous, where
         if wanted.dtype == object:
             for index, (item, other) in enumerate(zip(found.ravel(), wanted.ravel(), strict=True)):
                 assert_same(item, other, f"{where}[{index}]")
