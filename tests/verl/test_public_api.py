@@ -1,0 +1,59 @@
+"""What the package exports, and that asking for it costs no import of the frameworks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import agl_async_ckpt
+
+REPO_DIR = Path(__file__).parents[2]
+HEAVY = ("torch", "numpy", "ray", "omegaconf", "hydra", "verl", "agentlightning", "torchdata", "transformers")
+
+
+def imported_after(*statements: str) -> list[set[str]]:
+    """Heavy packages that a fresh interpreter has imported after each statement."""
+    look = f"found.append(sorted({set(HEAVY)!r} & set(sys.modules)))"
+    lines = ["import json, sys", "found = []", *(line for statement in statements for line in (statement, look))]
+    lines.append("print(json.dumps(found))")
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "\n".join(lines)],
+        cwd=REPO_DIR,
+        env={**os.environ, "VERL_USE_EXTERNAL_MODULES": ""},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return [set(item) for item in json.loads(run.stdout)]
+
+
+def test_exported_names_are_pinned() -> None:
+    """Adding or removing a public name is a decision."""
+    assert agl_async_ckpt.__all__ == ["AsyncCheckpointMixin", "AsyncCheckpointTrainer", "__version__", "run_ppo"]
+    assert dir(agl_async_ckpt) == agl_async_ckpt.__all__
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    """Lazy exports answer like any module."""
+    with pytest.raises(AttributeError, match="'agl_async_ckpt' has no attribute 'AsyncCheckpointer'"):
+        agl_async_ckpt.AsyncCheckpointer  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_plain_import_is_light_and_exports_import_no_framework() -> None:
+    """Ray imports the package in every worker: no torch for the package, no verl or agent-lightning for its names."""
+    pytest.importorskip("torch")
+    plain, worker, plugin, names = imported_after(
+        "import agl_async_ckpt",
+        "import agl_async_ckpt.worker, agl_async_ckpt.activation",
+        "import agl_async_ckpt.plugin",
+        "from agl_async_ckpt import AsyncCheckpointMixin, AsyncCheckpointTrainer, run_ppo",
+    )
+    assert plain == worker == plugin == set()
+    assert not names & {"verl", "agentlightning", "ray", "omegaconf", "hydra", "torchdata", "transformers"}
