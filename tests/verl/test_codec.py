@@ -56,7 +56,7 @@ def assert_plain(value: Any) -> None:
             assert_plain(item)
     elif type(value) is torch.Tensor:
         assert value.untyped_storage().nbytes() == value.numel() * value.itemsize
-        assert not (value.requires_grad or value.is_conj() or value.is_neg())
+        assert (value.requires_grad, value.is_conj(), value.is_neg()) == (False, False, False)
     elif type(value) is bytes:
         assert value
     elif type(value) is int:
