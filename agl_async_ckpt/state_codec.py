@@ -116,7 +116,7 @@ def _digest(encoded: Plain) -> str:
 def _digest_leaf(leaf: bytes | torch.Tensor) -> Plain:
     if isinstance(leaf, bytes):
         return {TAG: "leaf", "sha256": hashlib.sha256(leaf).hexdigest()}
-    data = leaf.reshape(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b""
+    data = leaf.reshape(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b""  # pyright: ignore[reportUnknownMemberType]
     return {TAG: "leaf", "of": [str(leaf.dtype), list(leaf.shape)], "sha256": hashlib.sha256(data).hexdigest()}
 
 

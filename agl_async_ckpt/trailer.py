@@ -177,7 +177,7 @@ class _Fields:
     def table(self, name: str, kind: type) -> dict[str, Any]:
         value = self.get(name)
         if type(value) is not dict or any(type(item) is not kind for item in cast("dict[str, Any]", value).values()):
-            raise self._wrong(name, value, f"an object of {kind.__name__}")
+            raise self._wrong(name, cast("object", value), f"an object of {kind.__name__}")
         return cast("dict[str, Any]", value)
 
     def counts(self, name: str) -> dict[str, int]:
