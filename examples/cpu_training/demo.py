@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -19,6 +20,7 @@ if not __package__:  # run as a script: the package's parent folder takes the pl
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 REQUIRED = ("agentlightning", "psutil", "ray", "rich", "torch", "torchdata", "transformers", "verl", "wrapt")
+VERL_VERSION = "0.8.0"
 
 EXAMPLES = """\
 examples:
@@ -76,9 +78,19 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def missing_packages() -> list[str]:
-    """Required packages that cannot be found in this environment."""
-    return [name for name in REQUIRED if importlib.util.find_spec(name) is None]
+def unfit_environment() -> str | None:
+    """What is wrong with the installed packages, or None."""
+    if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
+        return (
+            f"Not installed in {sys.prefix}: {', '.join(missing)}. "
+            "Run `make demo`, which installs what it needs first, or `make install`."
+        )
+    if (verl := importlib.metadata.version("verl")) != VERL_VERSION:
+        return (
+            f"The CPU shims of this demo are made for VERL {VERL_VERSION}; installed in {sys.prefix} is {verl}. "
+            "The extension itself supports both 0.7.1 and 0.8.0."
+        )
+    return None
 
 
 @contextmanager
@@ -169,12 +181,8 @@ def run_demo(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
     args = parse_arguments(argv)
-    if missing := missing_packages():
-        print(
-            f"Not installed in {sys.prefix}: {', '.join(missing)}. "
-            "Run `make demo`, which installs what it needs first, or `make install`.",
-            file=sys.stderr,
-        )
+    if problem := unfit_environment():
+        print(problem, file=sys.stderr)
         return 2
     from cpu_training.screen import Screen
     from cpu_training.services import DemoError
