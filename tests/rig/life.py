@@ -184,7 +184,8 @@ def _paced(manager_cls: type, trainer: Any) -> type:
             from agentlightning.schemas import TERMINAL_STATES
 
             rollout = super()._get_rollout(rollout_id)
-            trainer.rig.polled[rollout_id] = rollout.status.state not in TERMINAL_STATES
+            # Its own id: a rollout that is run again comes back under another one.
+            trainer.rig.polled[rollout.rollout_id] = rollout.status.state not in TERMINAL_STATES
             return rollout
 
         def _build_completed_rollout(self, enqueued_rollout: Any, rollout: Any) -> Any:
