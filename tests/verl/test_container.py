@@ -190,7 +190,11 @@ def test_cut_behind_an_embedded_state_is_damage(tmp_path: Path) -> None:
             reader(path)
 
 
-@pytest.mark.parametrize("comment", [b"", b"another program's comment", b"{}"], ids=["none", "text", "json"])
+@pytest.mark.parametrize(
+    "comment",
+    [b"", b"another program's comment", b"{}", b"a PK\x05\x06 inside"],
+    ids=["none", "text", "json", "signature"],
+)
 def test_whole_zip_without_our_trailer_is_foreign(tmp_path: Path, comment: bytes) -> None:
     """Not "damaged": another writer's file, which the message says and which stays as it is."""
     path = forge(tmp_path / "state.pt", comment)
@@ -213,6 +217,14 @@ def test_file_that_is_no_zip_is_damage(tmp_path: Path, data: bytes) -> None:
     for reader in READERS:
         with pytest.raises(DamagedStateError, match="state"):
             reader(path)
+
+
+def test_empty_file_is_called_empty(tmp_path: Path) -> None:
+    """What a full disk leaves in place of a file that is written without a temp file."""
+    (tmp_path / "state.pt").touch()
+    for reader in READERS:
+        with pytest.raises(DamagedStateError, match="it is empty"):
+            reader(tmp_path / "state.pt")
 
 
 def test_missing_file_is_not_found(tmp_path: Path) -> None:
@@ -333,6 +345,7 @@ HOSTILE = {
     "digest short": GOOD.replace(BLANK_DIGEST.encode(), b"00"),
     "digest no hex": GOOD.replace(BLANK_DIGEST.encode(), b"g" * 64),
     "too long": GOOD.replace(b"run-1", b"x" * MAX_TRAILER_BYTES),
+    "padded": GOOD.replace(b"{", b"{" + b" " * MAX_TRAILER_BYTES, 1),
     "longest": GOOD.replace(b"run-1", b"x" * 60_000),
     "end record inside": GOOD.replace(b"run-1", b"PK\x05\x06" + b"\0" * 18),
 }
