@@ -31,6 +31,7 @@ class Session:
     Attributes:
         config: Validated settings.
         active: Whether this run's checkpoints hold the input position: enabled, and asynchronous.
+        trains: False for a validation alone (`trainer.val_only`), which leaves everything in flight as it is.
         fingerprint: Of this run's inputs; only while active.
         run: Identity of the output folder; set when `fit()` has decided where to begin.
         in_flight: Rollouts enqueued and not trained.
@@ -41,6 +42,7 @@ class Session:
     def __init__(self, trainer: Any) -> None:
         self.config: AsyncCheckpointConfig = read_config(trainer.config)
         self.active: bool = self.config.enabled and capture.is_async(trainer)
+        self.trains: bool = not trainer.config.trainer.get("val_only", False)
         self.fingerprint = Fingerprint()
         if self.active:
             capture.require_sole_writer(trainer, FILE_NAME)
@@ -68,7 +70,7 @@ class Session:
         """Work as `run` in its output folder from now on."""
         self.run = run
         self.in_flight.run_id = run.run_id
-        self._proof = ProofOfLife(output_dir, run.run_id)
+        self._proof = ProofOfLife(output_dir, run.run_id) if self.trains else None
 
     def allow_adoption(self, *, own_folder: bool) -> None:
         """Decide what a resume may do on the server."""
@@ -128,8 +130,8 @@ class Session:
 
     def settle(self, trainer: Any, manager: Any) -> None:
         """Have the server hold every active in-flight rollout; at the first call, decide about all of them."""
-        if trainer.config.trainer.get("val_only", False):
-            return  # nothing is trained, so nothing is adopted, created or reclaimed
+        if not self.trains:
+            return
         in_flight = self.in_flight
         in_flight.default_config = capture.default_rollout_config(manager)
         outcome = None
