@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.rig.agents import AgentPlan, AgentTable, WaitReport, row_of
-from tests.rig.life import extended_trainer
+from tests.rig.life import extended_trainer, run_life
+from tests.rig.record import Life
 from tests.rig.runs import TRACKER
 from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 FOREVER = 2e9
 """Unix seconds, beyond any test."""
@@ -80,6 +82,20 @@ class SiblingAgents(AgentTable):
         for rollout_id in rollout_ids:
             self._outcomes[rollout_id] = outcome
             self._finish(rollout_id, 0)
+
+
+def begin(server: AglServer, agents: SiblingAgents) -> None:
+    """A run begins on an empty server, whatever the uninterrupted run has left there."""
+    server.reset_store()
+    server.agents = agents
+
+
+def kill_after(run: RunSettings, out_dir: Path, server: AglServer, step: int, **kwargs: Any) -> Life:
+    """A life that dies right after the save of `step`; everything that has ended so far ended under it."""
+    life = run_life(run, out_dir, server.url, stop_after_step=step, **kwargs)
+    assert life.died == f"saved {step}"
+    prove_life_until_now(out_dir)
+    return life
 
 
 def ids_of(server: AglServer, *rows: int, state: str | None = None) -> list[str]:

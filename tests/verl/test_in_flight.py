@@ -26,8 +26,10 @@ from tests.rig.in_flight import (  # noqa: E402
     SiblingAgents,
     SiblingPlan,
     TimeTravel,
+    begin,
     end,
     ids_of,
+    kill_after,
     prove_life,
     prove_life_until_now,
     saved_state,
@@ -36,7 +38,6 @@ from tests.rig.life import run_life  # noqa: E402
 from tests.rig.record import Life, lineage, rows_trained  # noqa: E402
 from tests.rig.runs import assert_balanced, assert_continues, settings, uninterrupted  # noqa: E402
 from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,12 +49,6 @@ def early_siblings(num_rows: int) -> SiblingPlan:
         early=dict.fromkeys(range(0, num_rows, 2), 1),
         early_outcome=dict.fromkeys(range(0, num_rows, 6), "failed"),
     )
-
-
-def begin(server: AglServer, agents: SiblingAgents) -> None:
-    """A run begins on an empty server, whatever the uninterrupted run has left there."""
-    server.reset_store()
-    server.agents = agents
 
 
 @pytest.mark.parametrize("alive", [True, False], ids=["server alive", "server restarted"])
@@ -86,14 +81,6 @@ def test_resume_from_every_step_is_exact(server: AglServer, tmp_path: Path, case
 
 
 # --- generations and rollback ---------------------------------------------------------------------------------------
-
-
-def kill_after(run: RunSettings, out_dir: Path, server: AglServer, step: int, **kwargs: Any) -> Life:
-    """A life that dies right after the save of `step`; everything that has ended so far ended under it."""
-    life = run_life(run, out_dir, server.url, stop_after_step=step, **kwargs)
-    assert life.died == f"saved {step}"
-    prove_life_until_now(out_dir)
-    return life
 
 
 def test_requests_stay_byte_equal_over_five_generations(server: AglServer, tmp_path: Path) -> None:
