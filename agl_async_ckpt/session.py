@@ -23,6 +23,7 @@ from agl_async_ckpt.state import Fingerprint, RngState, num_rows
 log = logging.getLogger(__name__)
 
 METRICS_PREFIX = "training/async_ckpt"
+LATER_DRAIN_WAIT_S = 5.0
 
 
 class Session:
@@ -38,6 +39,9 @@ class Session:
         pending_rng: Generators to put back at the first training step.
         report: Of the resume that this `fit()` began with, if any.
     """
+
+    _left_alone = False
+    """A drain has gone on with requests that hang."""
 
     def __init__(self, trainer: Any) -> None:
         self.config: AsyncCheckpointConfig = read_config(trainer.config)
@@ -64,7 +68,9 @@ class Session:
         self._server_reached = False
         self._settled = False
         self._num_stale_requests = 0
+        self._left_alone = False
         self._checked_batch = False
+        self.saved_steps: list[int] = []
 
     def adopt_run(self, run: RunIdentity, output_dir: Path) -> None:
         """Work as `run` in its output folder from now on."""
@@ -119,9 +125,15 @@ class Session:
             self._server_reached = True
 
     def count_stale(self, trainer: Any) -> None:
-        """Count the model requests that go to the dead trainer's endpoints: none of ours is registered yet."""
+        """Count the model requests that go to the dead trainer's endpoints: none of ours is registered yet.
+
+        Later calls come when the gateway was drained of ours and our models are deleted: fewer may be left by then.
+        """
         if not self._settled:
             self._num_stale_requests = agl_server.num_proxied_requests(capture.agl_client(trainer))
+        elif self._num_stale_requests:
+            num_left = agl_server.num_proxied_requests(capture.agl_client(trainer))
+            self._num_stale_requests = min(self._num_stale_requests, num_left)
 
     def alive(self, date_header: str | None) -> None:
         """Keep the proof of life fresh; `date_header` is of an answer of the server."""
@@ -178,13 +190,18 @@ class Session:
         self._num_stale_requests = min(self._num_stale_requests, num_in_flight)
         if num_in_flight == 0:
             return True
-        if num_in_flight > self._num_stale_requests or waited_s < self.config.drain_wait_s:
+        enough_s = self.config.drain_wait_s
+        if self._left_alone:
+            enough_s = min(enough_s, LATER_DRAIN_WAIT_S)
+        if num_in_flight > self._num_stale_requests or waited_s < enough_s:
             return False
-        log.warning(
+        log.log(
+            logging.INFO if self._left_alone else logging.WARNING,
             "Going on after %.0f s with %d model requests in the gateway that went to the dead trainer's endpoint.",
             waited_s,
             num_in_flight,
         )
+        self._left_alone = True
         return True
 
     # --- steps ------------------------------------------------------------------------------------------------------

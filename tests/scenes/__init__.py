@@ -4,6 +4,7 @@
     services.py   agl-server and agl-controller (local mode) as processes
     agent.py      what the controller starts for a rollout; it follows the scene's plan and gates
     chat.py       a tiny chat server, the policy: inside the trainer, or a process of its own
+    meddler.py    a proxy before agl-server that answers wrongly
     trainer.py    the real trainer, recording; only GPU workers are stand-ins
     nursery.py    a process that has imported the frameworks once and forks a trainer for each life
     account.py    what happened over all lives, and whether it adds up

@@ -212,6 +212,7 @@ class Stage:
         model_address: str | None = None,
         out_dir: Path | None = None,
         pulls_until: int | None = None,
+        base_url: str | None = None,
         **changes: Any,
     ) -> LifeHandle:
         """Start a trainer.
@@ -221,6 +222,7 @@ class Stage:
             model_address: Of a model server; default: one of its own, in the same process.
             out_dir: Default: the scene's.
             pulls_until: Only pull, with the stock trainer.
+            base_url: Where it looks for agl-server; default: there.
             changes: Of the settings; `overrides` are added.
         """
         name = f"life-{len(self.lives) + 1}"
@@ -229,7 +231,7 @@ class Stage:
             "name": name,
             "settings": replace(self.settings, **changes, overrides=overrides).to_json(),
             "out_dir": str(out_dir or self.out_dir),
-            "base_url": self.services.url,
+            "base_url": base_url or self.services.url,
             "record": str(self.folder / f"{name}.jsonl"),
             "status": str(self.folder / f"{name}.status"),
             "log": str(self.folder / f"{name}.log"),

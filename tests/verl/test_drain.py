@@ -167,6 +167,19 @@ def test_stale_requests_are_left_alone_after_the_wait(caplog: pytest.LogCaptureF
     assert session(3, drain_wait_s=0).drained(2, 0.0)
 
 
+def test_later_steps_do_not_wait_that_long_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A request that hangs for half an hour costs the wait once, and each later step a few seconds."""
+    judge = session(3)
+    assert judge.drained(3, 120.0)
+    assert not judge.drained(3, 4.9)
+    assert judge.drained(3, 5.0)
+    assert not judge.drained(4, 1e6), "one is ours"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    quick = session(3, drain_wait_s=1.0)
+    assert quick.drained(3, 1.0)
+    assert quick.drained(3, 1.0)
+
+
 def test_stale_requests_that_ended_are_not_stale_again() -> None:
     """The smallest count seen is the bound: a later one of the same size holds requests of this life."""
     judge = session(3)
