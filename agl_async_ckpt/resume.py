@@ -17,6 +17,7 @@ from agl_async_ckpt.fingerprint import differences, explain
 from agl_async_ckpt.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME, parse_step
 from agl_async_ckpt.locate import locate, output_folder, verl_choice
 from agl_async_ckpt.report import ResumeReport
+from agl_async_ckpt.retention import remove_leftovers
 from agl_async_ckpt.run_identity import open_run, read_run
 from agl_async_ckpt.session import Session
 from agl_async_ckpt.state import InputState
@@ -45,6 +46,7 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
     if step_dir is not None:
         _follow(trainer, step_dir)
     folder = output_folder(trainer)
+    remove_leftovers(folder)
     run = open_run(folder, parent_run_id=state.run_id if state else None)
     session.adopt_run(run, folder)
     own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())

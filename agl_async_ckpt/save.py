@@ -11,6 +11,7 @@ from agl_async_ckpt.container import read_trailer
 from agl_async_ckpt.exceptions import ActivationError, ForeignFormatError, StateFormatError
 from agl_async_ckpt.files import remove_files
 from agl_async_ckpt.layout import FILE_NAME, SEAL_NAME
+from agl_async_ckpt.retention import keep_one_more, remove_surplus, remove_unusable_inputs
 from agl_async_ckpt.run_identity import note_first_step
 from agl_async_ckpt.seal import write_seal
 from agl_async_ckpt.session import Session
@@ -63,9 +64,13 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
     _refuse_foreign_file(step_dir)
     session.run = note_first_step(step_dir.parent, session.run, state.global_step)
     path = commit_state(state, step_dir)
-    result = verl_save()
+    with keep_one_more(trainer) as keeps_one:
+        result = verl_save()
     _confirm_ours(path, state)
     write_seal(step_dir, use_critic=bool(trainer.use_critic), async_save=capture.saves_asynchronously(trainer))
+    session.saved_steps.append(state.global_step)
+    remove_surplus(step_dir.parent, session.saved_steps, keeps_one)
+    remove_unusable_inputs(step_dir.parent, state.global_step)
     if state.num_dropped_groups:
         log.warning(
             "in_flight=drop: step %d does not hold its %d prompt groups in flight; a resume from it never trains them.",
