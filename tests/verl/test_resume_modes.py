@@ -175,6 +175,18 @@ def test_death_before_the_first_save_starts_over(run: RunSettings, server: AglSe
     assert_continues(uninterrupted(run, server), second)
 
 
+@pytest.mark.xfail(strict=True, raises=StateMismatchError, reason="a step that was never complete blocks the start")
+@pytest.mark.parametrize("point", ["actor_saved"])
+def test_death_within_the_first_save_starts_over(
+    run: RunSettings, server: AglServer, tmp_path: Path, point: str
+) -> None:
+    """The first save never finished, so no checkpoint is lost: the next start begins at the first row by itself."""
+    run_life(run, tmp_path, server.url, die_at=(point, 1))
+    second = run_life(run, tmp_path, server.url)
+    assert second.start == 0
+    assert_continues(uninterrupted(run, server), second)
+
+
 @pytest.mark.parametrize("path", ["", "global_step_9", "run", "run/global_step_3/actor", "run/global_step_x"])
 def test_path_that_is_no_checkpoint_is_refused(
     run: RunSettings, saved: tuple[Life, Path], server: AglServer, path: str
@@ -336,8 +348,8 @@ def test_damaged_file_is_refused_by_path_in_any_mode(
     refused(replace(by_path(run, step_dir), async_mode=async_mode), folder, server, error, str(step_dir))
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
-def test_damaged_newest_step_gives_way_to_the_one_before(
+@pytest.mark.parametrize("damage", ["truncated", "empty"])
+def test_unfinished_newest_step_gives_way_to_the_one_before(
     run: RunSettings, saved: tuple[Life, Path], server: AglServer, damage: str
 ) -> None:
     """An automatic resume takes the newest step that is complete, and warns."""
@@ -347,6 +359,13 @@ def test_damaged_newest_step_gives_way_to_the_one_before(
     assert second.start == 2
     assert any("global_step_3" in warning for warning in second.warnings)
     assert_continues(uninterrupted(run, server), first, second)
+
+
+def test_altered_newest_step_is_an_error(run: RunSettings, saved: tuple[Life, Path], server: AglServer) -> None:
+    """C23: a byte that changed after the save is not what a crash leaves behind: refused, with the path."""
+    _, folder = saved
+    _flip(folder / "global_step_3" / FILE)
+    refused(run, folder, server, DamagedStateError, "global_step_3")
 
 
 def test_no_complete_step_is_an_error_that_lists_each(

@@ -50,12 +50,13 @@ def check_every_step(run: RunSettings, tmp_path: Path, server: AglServer, plan: 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True], ids=["sequential", "shuffled"])
-@pytest.mark.parametrize(("case", "epochs"), [("24/2/5", 2), ("40/4/10", 2), ("23/4/6", 3)])
+@pytest.mark.parametrize(("case", "steps"), [("24/2/5", 14), ("40/4/10", 13), ("23/4/6", 13)])
 def test_resume_continues_the_stream_from_every_step(
-    server: AglServer, tmp_path: Path, case: str, epochs: int, shuffle: bool, num_workers: int
+    server: AglServer, tmp_path: Path, case: str, steps: int, shuffle: bool, num_workers: int
 ) -> None:
-    """Killed after any step: pulls, epochs, groups in flight and tail are those of the uninterrupted run."""
-    check_every_step(settings(case, epochs=epochs, shuffle=shuffle, num_workers=num_workers), tmp_path, server)
+    """Killed after any step, across an epoch end or two: pulls, epochs, groups in flight and tail are the same."""
+    run = settings(case, epochs=3, total_steps=steps, shuffle=shuffle, num_workers=num_workers)
+    check_every_step(run, tmp_path, server)
 
 
 @pytest.mark.parametrize("gen_batch_size", [1, 3, 5, 8])
@@ -181,6 +182,7 @@ def test_rich_columns_come_back_equal(server: AglServer, tmp_path: Path) -> None
 
     with quiet():
         trainer = build_trainer(run, tmp_path / "tail", server.url)
+        trainer.global_steps = 0
         trainer._load_checkpoint()
         trainer.global_steps, trainer.epoch = 1, 1
         trainer._next_train_batch_dict_with_size(5)
@@ -188,6 +190,7 @@ def test_rich_columns_come_back_equal(server: AglServer, tmp_path: Path) -> None
         want = trainer._next_train_batch_dict_with_size(6)
         close_trainer(trainer)
         again = build_trainer(run, tmp_path / "tail", server.url)
+        again.global_steps = 0
         again._load_checkpoint()
         got = again._next_train_batch_dict_with_size(6)
         close_trainer(again)
