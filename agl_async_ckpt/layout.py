@@ -21,7 +21,7 @@ LOADER_FILE_NAME = "data.pt"
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 MODEL_FOLDERS = ("actor", "critic")
 
-_STEP_NAME = re.compile(r"global_step_(0|[1-9][0-9]*)", re.ASCII)
+_STEP_NAME = re.compile(r"global_step_(0|[1-9][0-9]*)")
 
 
 def step_name(step: int) -> str:
