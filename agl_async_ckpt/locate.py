@@ -9,7 +9,8 @@ from typing import Any
 
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import CheckpointNotFoundError, StateMismatchError
-from agl_async_ckpt.layout import TRACKER_NAME, parse_step
+from agl_async_ckpt.layout import SEAL_NAME, TRACKER_NAME, parse_step
+from agl_async_ckpt.run_identity import read_run
 from agl_async_ckpt.steps import StepInfo, TrackerProblem, list_steps, read_tracker
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ def latest_step(folder: Path) -> Path | None:
     chosen step is verified.
 
     Raises:
-        StateMismatchError: Steps exist and none is complete.
+        StateMismatchError: Steps exist and none is complete (but for a first save that never finished).
     """
     steps = list_steps(folder)
     tracker = read_tracker(folder)
@@ -93,10 +94,28 @@ def latest_step(folder: Path) -> Path | None:
             )
         return None
     newest = next((step for step in reversed(steps) if step.complete), None)
+    if newest is None and tracker is None and _died_in_first_save(folder, steps):
+        log.warning("The first save of this run, %s, never finished: training from scratch.", steps[0].path)
+        return None
     if newest is None:
         raise StateMismatchError(_none_complete(folder, steps))
     log.warning("%s. Resuming from the newest complete checkpoint, %s.", _doubt(folder, tracker, selected), newest.path)
     return newest.path
+
+
+def _died_in_first_save(folder: Path, steps: list[StepInfo]) -> bool:
+    """Whether all there is is the run's very first save, which was never published: no checkpoint is lost with it.
+
+    Tracker and seal are written last, so without both nothing ever was selectable. Not for a fork, which began from a
+    checkpoint elsewhere.
+    """
+    run = read_run(folder)
+    return (
+        run is not None
+        and run.parent_run_id is None
+        and [step.step for step in steps] == [run.first_step]
+        and not (steps[0].path / SEAL_NAME).exists()
+    )
 
 
 def _doubt(folder: Path, tracker: int | TrackerProblem | None, selected: StepInfo | None) -> str:
