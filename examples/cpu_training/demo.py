@@ -80,6 +80,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def unfit_environment() -> str | None:
     """What is wrong with the installed packages, or None."""
+    if sys.platform != "linux":
+        return "The demo needs Linux: it relies on prctl to find and end every process that it has caused."
     if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
         return (
             f"Not installed in {sys.prefix}: {', '.join(missing)}. "

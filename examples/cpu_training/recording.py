@@ -17,6 +17,8 @@ import wrapt
 from cpu_training.settings import LIFE_VARIABLE, RUN_DIR_VARIABLE
 
 EVENTS_FILE = "events.jsonl"
+METRICS = "training/async_ckpt/"
+"""Prefix of the trainer metrics of agl-async-ckpt; a stock run has none."""
 
 
 def record(event: str, **values: Any) -> None:
@@ -104,8 +106,9 @@ def recording_class(base: Any) -> Any:
         def _train_step(self, *args: Any, **kwargs: Any) -> Any:
             started = time.monotonic()
             result = super()._train_step(*args, **kwargs)
-            num_rows = 0 if result is None else len(result[1])
-            record("trained", step=self.global_steps, rows=num_rows, seconds=time.monotonic() - started)
+            metrics, num_rows = ({}, 0) if result is None else (result[0], len(result[1]))
+            resume = {key.removeprefix(METRICS): value for key, value in metrics.items() if key.startswith(METRICS)}
+            record("trained", step=self.global_steps, rows=num_rows, seconds=time.monotonic() - started, resume=resume)
             return result
 
         def _save_checkpoint(self) -> Any:

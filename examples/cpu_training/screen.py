@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -70,6 +70,21 @@ class Screen:
         if step.rows == 0:
             parts.append("  nothing to train", "red")
         self._console.print(parts, soft_wrap=True)
+
+    def restored(self, counts: Mapping[str, int]) -> None:
+        """What a resume has done about the rollouts that were in flight, in the words of the trainer's metrics."""
+        labels = {
+            "num_adopted_rollouts": "still on the server and adopted",
+            "num_reused_finished_rollouts": "finished before and reused",
+            "num_recreated_rollouts": "created again",
+            "num_rerun_rollouts": "run again because they ended without a trainer",
+            "num_reclaimed_rollouts": "orphans removed",
+        }
+        parts = [f"{counts[name]} {label}" for name, label in labels.items() if counts.get(name)]
+        text = (
+            f"{counts['num_restored_groups']} prompt groups in flight restored; rollouts: {', '.join(parts) or 'none'}"
+        )
+        self._console.print(f"           {text}", style="dim", soft_wrap=True)
 
     def verdict(self, verdict: Verdict, *, protected: bool) -> None:
         """The table at the end."""

@@ -180,6 +180,8 @@ class TrainingRun:
                 self._screen.say(f"checkpoint of step {event['step']} saved")
         if step := self._steps.add(event):
             self._screen.step(step)
+            if event["resume"].get("num_restored_groups"):
+                self._screen.restored(event["resume"])
 
     def _driver_failed(self, driver: subprocess.Popen[bytes], log: Path) -> str:
         return (
