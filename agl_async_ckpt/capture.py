@@ -196,7 +196,11 @@ def require_sole_writer(trainer: Any, file_name: str) -> None:
         module = sys.modules.get(cls.__module__)
         if module is None or cls.__module__.partition(".")[0] != "agentlightning":
             continue
-        if file_name in inspect.getsource(module):
+        try:
+            source = inspect.getsource(module)
+        except OSError:  # installed without sources; a second writer is noticed at the first save
+            continue
+        if file_name in source:
             version = importlib.metadata.version("agentlightning")
             raise ActivationError(
                 f"agentlightning {version} writes {file_name} itself ({cls.__module__}).\n"

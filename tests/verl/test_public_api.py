@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,20 @@ import agl_async_ckpt
 
 REPO_DIR = Path(__file__).parents[2]
 HEAVY = ("torch", "numpy", "ray", "omegaconf", "hydra", "verl", "agentlightning", "torchdata", "transformers")
+
+
+def resolves(dotted: str) -> bool:
+    """Whether a dotted name leads to a module, or to something in one."""
+    parts = dotted.split(".")
+    for split in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:split]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[split:]:
+            found = getattr(found, name, None)
+        return found is not None
+    return False
 
 
 def imported_after(*statements: str) -> list[set[str]]:
@@ -57,3 +73,21 @@ def test_plain_import_is_light_and_exports_import_no_framework() -> None:
     )
     assert plain == worker == plugin == set()
     assert not names & {"verl", "agentlightning", "ray", "omegaconf", "hydra", "torchdata", "transformers"}
+
+
+def test_page_on_switching_on_names_what_exists() -> None:
+    """Hook, plugin, function and classes are there under the names that people copy; so is the variable."""
+    pytest.importorskip("agentlightning")
+    from agl_async_ckpt import activation, worker
+
+    installed = activation._installed
+    activation._installed = True  # importing the plugin must not switch this process on
+    try:
+        page = (REPO_DIR / "docs" / "switching-on.md").read_text()
+        names = set(re.findall(r"\bagl_async_ckpt(?:\.\w+)+", page))
+        assert {worker.SETUP_HOOK, "agl_async_ckpt.plugin", "agl_async_ckpt.run_ppo"} <= names
+        assert [name for name in names if not resolves(name)] == []
+    finally:
+        activation._installed = installed
+    assert set(re.findall(r"from agl_async_ckpt import (\w+)", page)) <= {*agl_async_ckpt.__all__, "worker"}
+    assert f"`{worker.CHAINED_HOOK_VARIABLE}=" in page
