@@ -91,7 +91,8 @@ def round_trip(value: Any) -> Any:
         *(dt.timedelta(), dt.timedelta(-999999999, 1, 2), dt.timedelta.max),
         *(Decimal("0"), Decimal("-0.00"), Decimal("1E+999999"), Decimal("sNaN123"), Decimal("-Infinity")),
     ],
-    ids=lambda value: repr(value)[:40].encode("ascii", "backslashreplace").decode(),
+    # The order of a set differs between the worker processes of a parallel run.
+    ids=lambda v: None if isinstance(v, set | frozenset) else repr(v)[:40].encode("ascii", "backslashreplace").decode(),
 )
 def test_python_value_comes_back_exactly(value: Any) -> None:
     """Value, type, order, sign of zero and NaN survive the file."""
