@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import httpx
@@ -25,6 +26,12 @@ REQUEST_TIMEOUT_S = 60.0
 NO_LIMIT = 1_000_000_000
 NUM_DELETE_THREADS = 8
 
+ANSWER_ERRORS = (httpx.HTTPError, ValueError, TypeError, KeyError, AttributeError)
+"""What a request and the reading of its answer may raise."""
+HINTS = {
+    401: " (agentlightning.agl_key is not the server's key?)",
+    404: " (was the server restarted? A new start creates again what it has lost)",
+}
 ADVICE = "The checkpoint is untouched; start again once the server answers."
 
 
@@ -113,22 +120,36 @@ def num_proxied_requests(client: Any) -> int:
     return _ask(client, "GET", "/proxy/state", "the gateway's state", lambda state: int(state.get("inflight", 0)))
 
 
+@contextmanager
+def named(client: Any, rollout_id: str) -> Iterator[None]:
+    """Turn what a request about a rollout may raise into an error that names server and rollout.
+
+    Raises:
+        ServerError: The server refused, or its answer cannot be used.
+    """
+    try:
+        yield
+    except ANSWER_ERRORS as error:
+        raise _server_error(client, f"rollout {rollout_id}", error) from error
+
+
+def _server_error(client: Any, what: str, error: Exception) -> ServerError:
+    return ServerError(f"The agl-server at {client.base_url} failed on {what}: {_failure(error)}.\n{ADVICE}")
+
+
 def _ask(client: Any, method: str, url: str, what: str, read: Callable[[Any], T]) -> T:
     """Return what `read` makes of the JSON answer; None stands for an empty one."""
     try:
         response = client.request(method, url, timeout=REQUEST_TIMEOUT_S)
         response.raise_for_status()
         return read(response.json() if response.content else None)
-    except (httpx.HTTPError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ServerError(
-            f"The agl-server at {client.base_url} failed on {what}: {_failure(error)}.\n{ADVICE}"
-        ) from error
+    except ANSWER_ERRORS as error:
+        raise _server_error(client, what, error) from error
 
 
 def _failure(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
-        hint = " (agentlightning.agl_key is not the server's key?)" if error.response.status_code == 401 else ""
-        return f"HTTP {error.response.status_code}{hint}"
+        return f"HTTP {error.response.status_code}{HINTS.get(error.response.status_code, '')}"
     if isinstance(error, httpx.HTTPError):
         return f"{type(error).__name__}: {error}"
     return f"its answer is not valid JSON of the expected form ({type(error).__name__}: {error})"

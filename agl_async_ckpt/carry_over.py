@@ -36,7 +36,7 @@ class Tracked:
         finished_bytes: Size of the kept events as JSON.
         replaces: Id of the checkpoint that a creation must name.
         served: It lives here only: reads, deletes and event posts do not reach the server.
-        crossed_gap: It ran while no trainer was there, so its failure proves nothing.
+        crossed_gap: It lived while no trainer was there, so a failure, or an end without any answer, proves nothing.
     """
 
     request: Mapping[str, Any] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,12 @@ def json_bytes(finished: FinishedRollout) -> int:
 def has_reward(finished: FinishedRollout) -> bool:
     """Whether a reward is among the kept events; an agent may post it after its rollout has ended."""
     return any(event["event_type"] == REWARD for event in finished.raw_events)
+
+
+def is_answer(model_request: Mapping[str, Any]) -> bool:
+    """Whether the data of a `model_request` event holds an answer; agent-lightning trains from no other."""
+    http_status = model_request.get("http_status")
+    return model_request.get("status") != "error" and not (isinstance(http_status, int) and http_status >= 400)
 
 
 def kept_events(

@@ -2,8 +2,9 @@
 
 A rollout that ended after its trainer had died may have met a dead, paused or missing model, and the gateway records
 no event for that. So each life of a run keeps the time at which it was last there fresh in the output folder, and a
-resume compares the server's times with it. They are taken from the server's own `Date` header: two hosts' clocks need
-not agree. The header counts whole seconds, so up to a second of good work is run again; never the other way round.
+resume compares the server's times with it. They are the server's own, so two hosts' clocks need not agree: a life
+begins with the first rollout that it creates, after its models are registered, and lasts to the last `Date` header. The
+header counts whole seconds and may lag behind, so a little good work is run again; never the other way round.
 """
 
 from __future__ import annotations
@@ -54,6 +55,16 @@ class ProofOfLife:
         """The spans of the lives before this one."""
         return self._earlier
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the first time of this life is known."""
+        return self._first is not None
+
+    def begin(self, server_time: float) -> None:
+        """Note the server's time of the first rollout that this life has created: from then on agents find a model."""
+        if self._first is None:
+            self._first = server_time
+
     def seen(self, date_header: str | None) -> None:
         """Note that the server answered at `date_header` (RFC 9110 date, GMT)."""
         now = time.monotonic()
@@ -65,7 +76,8 @@ class ProofOfLife:
             return
         self._seen, self._written_at = date_header, now
         if self._first is None:
-            # The header names the second that has begun: what ended earlier in it may have ended without us.
+            # Nothing was created. The header names the second that has begun: what ended earlier in it may have ended
+            # without us.
             self._first = server_time + DATE_RESOLUTION_S
         lives = [[span.first, span.last] for span in (*self._earlier, Span(self._first, server_time))]
         temp = self._path.with_name(f".{ALIVE_FILE_NAME}.{os.getpid()}.tmp")

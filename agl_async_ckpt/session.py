@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +115,20 @@ class Session:
             before_models=lambda: self.count_stale(trainer),
             settle=lambda manager: self.settle(trainer, manager),
             rerun=lambda manager, rollout_id: self.rerun(trainer, manager, rollout_id),
+            created=self.created,
             alive=self.alive,
         )
 
     def before_rollout(self, trainer: Any) -> None:
-        """Wait for the server before the first rollout of a start."""
+        """Wait for the server before the first rollout of a start, and see that it takes our key.
+
+        Raises:
+            ServerError: It cannot be reached, or refuses us.
+        """
         if not self._server_reached:
             client = capture.agl_client(trainer)
             agl_server.wait_until_reachable(client, wait_s=self.config.server_wait_s)
+            agl_server.num_proxied_requests(client)  # its health check asks for no key
             self._server_reached = True
 
     def count_stale(self, trainer: Any) -> None:
@@ -134,6 +141,13 @@ class Session:
         elif self._num_stale_requests:
             num_left = agl_server.num_proxied_requests(capture.agl_client(trainer))
             self._num_stale_requests = min(self._num_stale_requests, num_left)
+
+    def created(self, response: Any) -> None:
+        """Note when this life began to create rollouts; `response` is the server's answer to a creation."""
+        if self._proof is None or self._proof.has_begun:
+            return
+        with suppress(ValueError, TypeError, KeyError):  # whoever reads the answer next complains
+            self._proof.begin(min(float(record["status"]["created_at"]) for record in response.json()))
 
     def alive(self, date_header: str | None) -> None:
         """Keep the proof of life fresh; `date_header` is of an answer of the server."""
@@ -166,7 +180,7 @@ class Session:
         return outcome
 
     def rerun(self, trainer: Any, manager: Any, rollout_id: str) -> str:
-        """Run a rollout again that failed because no trainer was there.
+        """Run a rollout again that has lived while no trainer was there, and failed or got no answer.
 
         Returns:
             Its new id; the trainer's record of it is changed in place.
@@ -176,7 +190,7 @@ class Session:
         self.in_flight.create_missing(items, manager)
         if self.config.reclaim:
             agl_server.delete_rollouts(capture.agl_client(trainer), [rollout_id])
-        log.info("Rollout %s failed after the trainer had gone: run again as %s.", rollout_id, items[0].rollout_id)
+        log.info("Rollout %s met no trainer: run again as %s.", rollout_id, items[0].rollout_id)
         if self.report is not None:
             self.report.outcome.rerun.append(rollout_id)
         return items[0].rollout_id
@@ -185,7 +199,8 @@ class Session:
         """Whether a paused gateway counts as drained.
 
         Requests to the dead trainer's model endpoint can hang for half an hour; no more of them are left than the
-        smallest count seen. After `drain_wait_s` they are left alone.
+        smallest count seen. After `drain_wait_s` they are left alone; later steps do not wait that long again, but a
+        little, for a request of ours that is counted among them because one of them has ended meanwhile.
         """
         self._num_stale_requests = min(self._num_stale_requests, num_in_flight)
         if num_in_flight == 0:

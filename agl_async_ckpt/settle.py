@@ -83,6 +83,7 @@ def decide(
             if known.finished is not None:
                 outcome.reused.append(rollout_id)  # ended before the checkpoint; the server's events are as good
             elif trusted(record["status"], policy):
+                known.crossed_gap = not whole_life(record["status"], policy)
                 outcome.adopted.append(rollout_id)
             else:
                 in_flight.to_create.add(rollout_id)
@@ -102,9 +103,14 @@ def trusted(status: Mapping[str, Any], policy: Policy) -> bool:
     A success counts if a trainer was there at the end. A failure counts, and under the strict adoption a success too,
     if the same trainer was there all the time: an agent that met no model earlier may fail of it later.
     """
-    whole_time = status["state"] == "failed" or policy.adopt == "finished_before_death"
-    moments = (status["created_at"], status["updated_at"]) if whole_time else (status["updated_at"],)
-    return within_one_life(policy.lives, *moments)
+    if status["state"] == "failed" or policy.adopt == "finished_before_death":
+        return whole_life(status, policy)
+    return within_one_life(policy.lives, status["updated_at"])
+
+
+def whole_life(status: Mapping[str, Any], policy: Policy) -> bool:
+    """Whether one trainer was there from the creation of a rollout to its end."""
+    return within_one_life(policy.lives, status["created_at"], status["updated_at"])
 
 
 def reclaimable(

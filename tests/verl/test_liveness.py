@@ -201,3 +201,19 @@ def test_times_must_lie_in_the_same_life(times: tuple[float, ...], inside: bool)
 def test_without_a_life_nothing_is_proven() -> None:
     """The first start of a run, or a lost file."""
     assert not within_one_life((), 1.0)
+
+
+def test_life_begins_with_the_first_rollout_that_it_creates(tmp_path: Path, clock: Steady) -> None:
+    """Known exactly from the record, while the header of the first answer may name an earlier or a later second."""
+    for number, first_header in enumerate((T0 - 2, T0, T0 + 5)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        proof = ProofOfLife(folder, "run")
+        assert not proof.has_begun
+        proof.begin(T0 + 0.25)
+        proof.begin(T0 + 3)
+        assert proof.has_begun
+        for moment in (first_header, T0 + 60):
+            clock.now += 10
+            proof.seen(header(moment))
+        assert read_lives(folder, "run") == (Span(T0 + 0.25, T0 + 60),)
