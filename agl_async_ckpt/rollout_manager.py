@@ -98,7 +98,7 @@ def extended_manager(
             return rollout
 
         def _has_answer(self, rollout_id: str) -> bool:
-            events = self._get_events(rollout_id, event_type="model_request", include_routed_experts=False)
+            events = self._get_events(rollout_id, event_type="model_request")
             return any(is_answer(event.data) for event in events)
 
         def _get_events(self, rollout_id: str, **kwargs: Any) -> list[Any]:
