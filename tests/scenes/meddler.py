@@ -24,7 +24,7 @@ class Meddler(ThreadingHTTPServer):
 
     def __init__(self, target: str) -> None:
         self.rules: dict[str, tuple[int, str]] = {}
-        rules = self.rules
+        meddler = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -39,10 +39,10 @@ class Meddler(ThreadingHTTPServer):
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_GET = do_POST = do_DELETE = answer
+            do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the names that the base class calls
 
             def _ruled(self) -> tuple[int, bytes] | None:
-                for rule, (status, text) in list(rules.items()):
+                for rule, (status, text) in meddler.rules.items():
                     if re.fullmatch(rule, f"{self.command} {self.path}"):
                         return status, text.encode()
                 return None
