@@ -50,7 +50,7 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
     run = open_run(folder, parent_run_id=state.run_id if state else None)
     session.adopt_run(run, folder)
     own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
-    session.allow_adoption(own_folder=own_folder and (state is None or state.run_id == run.run_id))
+    session.allow_adoption(trainer, own_folder=own_folder and (state is None or state.run_id == run.run_id))
     with _resume_from(trainer, step_dir):
         result = verl_load()
     if state is not None and step_dir is not None:

@@ -79,13 +79,14 @@ class Session:
         self.in_flight.run_id = run.run_id
         self._proof = ProofOfLife(output_dir, run.run_id) if self.trains else None
 
-    def allow_adoption(self, *, own_folder: bool) -> None:
+    def allow_adoption(self, trainer: Any, *, own_folder: bool) -> None:
         """Decide what a resume may do on the server."""
         self.policy = Policy(
             own_folder=own_folder,
             adopt=self.config.adopt,
             reclaim=self.config.reclaim,
             lives=self._proof.earlier_lives if self._proof else (),
+            hooks_reward=bool(trainer.config.agentlightning.get("hooks")),
         )
 
     # --- pulling ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 | knows it, failed, and no one trainer was there all the time | | run again |
 | knows it, has not ended | | adopted (`adopt: all`), or run again (`finished_before_death`) |
 | does not know it | holds its end and its events | served from the checkpoint: no token is generated twice |
+| does not know it | holds a success without a reward | created under a new id: its agent's late post finds nobody |
 | does not know it | holds the request only | created under a new id |
 | knows one of this run | does not hold it | reclaimed: deleted |
 """
@@ -20,7 +21,9 @@ from typing import Any, Literal
 
 from agl_async_ckpt import agl_server
 from agl_async_ckpt.carry_over import RUN_ID_KEY, InFlight
+from agl_async_ckpt.kept_events import has_reward
 from agl_async_ckpt.liveness import Span, within_one_life
+from agl_async_ckpt.state import FinishedRollout
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +38,14 @@ class Policy:
         adopt: `all`, or `finished_before_death` to run again what was still running.
         reclaim: Delete this run's rollouts that are not in the checkpoint.
         lives: When a trainer of this run was there, on the server's clock.
+        hooks_reward: The trainer has hooks, which may reward a rollout served from the checkpoint.
     """
 
     own_folder: bool
     adopt: Literal["all", "finished_before_death"] = "all"
     reclaim: bool = True
     lives: tuple[Span, ...] = ()
+    hooks_reward: bool = False
 
 
 @dataclass
@@ -73,7 +78,7 @@ def decide(
         in_flight.undecided.discard(rollout_id)
         known = in_flight.tracked[rollout_id]
         record = records.get(rollout_id) if policy.own_folder else None
-        if record is None and known.finished is not None:
+        if record is None and known.finished is not None and servable(known.finished, policy):
             known.served = True
             outcome.reused.append(rollout_id)
         elif record is None:
@@ -95,6 +100,16 @@ def decide(
             in_flight.to_create.add(rollout_id)
             outcome.rerun.append(rollout_id)
     return outcome
+
+
+def servable(finished: FinishedRollout, policy: Policy) -> bool:
+    """Whether a kept rollout is all that training needs.
+
+    A reward may be posted after the end. The server that is to receive it is gone, and a success that is trained with
+    the fill-in value would be trained wrongly.
+    """
+    status = finished.record.get("status") or {}
+    return status.get("state") != "succeeded" or has_reward(finished) or policy.hooks_reward
 
 
 def trusted(status: Mapping[str, Any], policy: Policy) -> bool:

@@ -76,6 +76,7 @@ class TrainingRun:
         self._services = Services(processes, port=port, model_dir=run_dir / "model", run_dir=run_dir, env=self._env)
         self._reader = EventReader(run_dir)
         self._steps = StepBuilder()
+        self._restored_shown = False
 
     @property
     def stream_file(self) -> Path:
@@ -180,8 +181,10 @@ class TrainingRun:
                 self._screen.say(f"checkpoint of step {event['step']} saved")
         if step := self._steps.add(event):
             self._screen.step(step)
-            if event["resume"].get("num_restored_groups"):
+            if event["resume"].get("num_restored_groups") and not self._restored_shown:
+                # The trainer repeats the counts of the last resume at every step.
                 self._screen.restored(event["resume"])
+                self._restored_shown = True
 
     def _driver_failed(self, driver: subprocess.Popen[bytes], log: Path) -> str:
         return (

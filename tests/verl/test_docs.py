@@ -39,7 +39,9 @@ def test_configuration_page_lists_every_key_with_its_default() -> None:
     defaults = {}
     for name, field in AsyncCheckpointConfig.model_fields.items():
         value = field.default
-        defaults[name] = value if isinstance(value, str) else f"{value:g}" if type(value) is float else json.dumps(value)
+        defaults[name] = (
+            value if isinstance(value, str) else f"{value:g}" if type(value) is float else json.dumps(value)
+        )
     assert listed == defaults
 
 
