@@ -61,7 +61,7 @@ types: install ## check types
 	@$(BIN)/pyright
 
 docs: install ## build the documentation, strictly
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "==> site/index.html"
 
 format: install ## format the code
