@@ -76,7 +76,7 @@ def verify(path: str | os.PathLike[str]) -> Trailer:
     """Hash every byte of a file, in constant memory, and return its trailer.
 
     Raises:
-        As `read_trailer`.
+        StateFormatError, CheckpointNotFoundError: As `read_trailer`.
     """
     with _open(path) as (fd, size):
         end, comment = _find_trailer(fd, size, path)
@@ -90,7 +90,7 @@ def read_verified(path: str | os.PathLike[str]) -> tuple[Trailer, io.BytesIO]:
     """Read a file into memory once, and verify these very bytes: nothing can change between check and use.
 
     Raises:
-        As `read_trailer`, and DamagedStateError for a zip directory that declares more than the file holds.
+        StateFormatError, CheckpointNotFoundError: As `read_trailer`, and DamagedStateError for a zip directory that declares more than the file holds.
     """
     with _open(path) as (fd, size):
         end, comment = _find_trailer(fd, size, path)
