@@ -90,7 +90,8 @@ def read_verified(path: str | os.PathLike[str]) -> tuple[Trailer, io.BytesIO]:
     """Read a file into memory once, and verify these very bytes: nothing can change between check and use.
 
     Raises:
-        StateFormatError, CheckpointNotFoundError: As `read_trailer`, and DamagedStateError for a zip directory that declares more than the file holds.
+        StateFormatError, CheckpointNotFoundError: As `read_trailer`; a zip directory that declares more than the file
+            holds is damage too.
     """
     with _open(path) as (fd, size):
         end, comment = _find_trailer(fd, size, path)
