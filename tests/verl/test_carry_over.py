@@ -36,9 +36,10 @@ def enqueued(rollout_id: str, data_id: str = "d", step: int = 1, **changes: Any)
     return EnqueuedRollout(rollout_id=rollout_id, data_id=data_id, step=step, **values)
 
 
-def finished(text: str = "") -> FinishedRollout:
+def finished(text: str = "", state: str = "succeeded") -> FinishedRollout:
     """A kept end whose size grows with `text`."""
-    return FinishedRollout({"rollout_id": "x", "text": text}, ({"event_type": "reward", "data": {}},), ())
+    record = {"rollout_id": "x", "text": text, "status": {"state": state}}
+    return FinishedRollout(record, ({"event_type": "reward", "data": {}},), ())
 
 
 def in_file(rollout_id: str, **changes: Any) -> InFlightRollout:
@@ -359,27 +360,29 @@ def test_trained_rollouts_are_forgotten_and_waiting_ones_are_not() -> None:
 # --- size of a group -----------------------------------------------------------------------------------------------
 
 
-def sizes(*states: bool) -> PromptGroup:
-    """A group whose siblings have finished or not, ids `r<i>`."""
-    return group("d", *(in_file(f"r{i}", finished=finished() if done else None) for i, done in enumerate(states)))
+def sizes(states: str) -> PromptGroup:
+    """A group, ids `r<i>`, whose siblings run (`.`), have succeeded (`s`) or failed (`f`)."""
+    ends = {".": None, "s": finished(), "f": finished(state="failed")}
+    return group("d", *(in_file(f"r{i}", finished=ends[state]) for i, state in enumerate(states)))
 
 
 @pytest.mark.parametrize(
     ("states", "size", "kept"),
     [
-        ((False, False), 2, ["r0", "r1"]),
-        ((False, True, False, True), 2, ["r1", "r3"]),
-        ((False, True, False), 2, ["r0", "r1"]),
-        ((False, False, False), 1, ["r0"]),
-        ((True, True, True), 2, ["r0", "r1"]),
-        ((False, False, True), 1, ["r2"]),
+        ("..", 2, ["r0", "r1"]),
+        (".s.s", 2, ["r1", "r3"]),
+        (".s.", 2, ["r0", "r1"]),
+        ("...", 1, ["r0"]),
+        ("sss", 2, ["r0", "r1"]),
+        ("..s", 1, ["r2"]),
+        ("f.", 1, ["r1"]),
+        ("ffs.", 2, ["r2", "r3"]),
+        ("ff", 1, ["r0"]),
     ],
 )
-def test_shrinking_prefers_finished_siblings_and_keeps_the_order(
-    states: tuple[bool, ...], size: int, kept: list[str]
-) -> None:
-    """Tokens that exist are worth more than tokens to come."""
-    assert [rollout.rollout_id for rollout in resized(sizes(*states), size)] == kept
+def test_shrinking_prefers_tokens_that_exist_and_failures_least(states: str, size: int, kept: list[str]) -> None:
+    """Tokens that exist are worth more than tokens to come, and those more than none; the order stays."""
+    assert [rollout.rollout_id for rollout in resized(sizes(states), size)] == kept
 
 
 def test_growing_adds_fresh_siblings_of_the_first_request() -> None:
