@@ -2,7 +2,7 @@
 
 Moves of a plan, each a string:
 
-    ask             one chat completion; waits while the gateway is paused; fails if the model does not answer
+    ask             one chat completion; tries again while the gateway is paused or the model is missing
     ask-once:S      one try, for S seconds; fails if there is no answer, also if the gateway is paused
     ask-swallow:S   one try, for S seconds; an error is swallowed, and the reward will be 0
     reward          post a reward: k/64, so that bfloat16 holds it exactly; 0 after a swallowed error
@@ -29,7 +29,7 @@ POLL_S = 0.02
 ASK_TIMEOUT_S = 600.0
 """The gateway itself tries a dead model for 13 s, and one that vanished for half an hour."""
 GIVE_UP_AFTER_S = 60.0
-"""How long `ask` puts up with a paused gateway."""
+"""How long `ask` puts up with a paused gateway or a missing model."""
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ class SceneAgent:
                 return self._ask_once()
             except urllib.error.HTTPError as error:
                 with error:
-                    if error.code != 429 or time.monotonic() > deadline:
+                    if error.code not in (429, 502, 503) or time.monotonic() > deadline:
                         self._log("refused", status=error.code)
                         raise
                 time.sleep(0.1)

@@ -70,7 +70,7 @@ def half_done(stage: Stage, *rows: int, held: str = "held") -> dict[str, list[li
     """A plan: of each row the first half of the siblings ends, the second answers and then waits at a gate."""
     n = stage.settings.rollout_n
     starts = [ENDS] * (n // 2) + [["ask", f"gate:{held}", "reward"]] * (n - n // 2) + [ENDS]
-    return {f"row{row}": starts for row in rows}
+    return {f"row{row}": list(starts) for row in rows}
 
 
 def test_rollback_past_trained_groups_continues_from_the_checkpoint(make_stage: StageMaker) -> None:
@@ -281,7 +281,7 @@ def test_what_ended_without_a_trainer_is_run_again(make_stage: StageMaker, in_fl
         truth = stage.truth(3)
         again = ["gate:resumed", *ENDS]
         stage.plan(
-            row0=[["gate:step 1", *ENDS]],
+            row0=[["gate:step 1", *ENDS]] * 4 + [["gate:never"]],
             row1=[
                 ["ask", "exit:3"],  # failed before the checkpoint
                 ["gate:dead", "ask-once:1.5", "reward"],  # fails because no model is there
@@ -296,7 +296,7 @@ def test_what_ended_without_a_trainer_is_run_again(make_stage: StageMaker, in_fl
                 ["ask", "gate:step 2", "exit:4"],  # failed after the checkpoint, under the eyes of the trainer
                 again,
             ],
-            row3=[["gate:step 3", *ENDS]],
+            row3=[["gate:never"]],
         )
         first = stage.start_life()
         early = stage.wait_agents(1, "end", 1) + stage.wait_agents(1, "end", 2)
@@ -325,7 +325,7 @@ def test_what_ended_without_a_trainer_is_run_again(make_stage: StageMaker, in_fl
         stage.open("late")
         late = stage.wait_agents(1, "late reward")
         assert late[0]["status"] == 200
-        stage.open("resumed", "step 3")
+        stage.open("resumed")
         second = handle.wait_end()
         stage.check(truth, before, second)
         assert_trained_what_agents_did([second], stage.agents())

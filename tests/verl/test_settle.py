@@ -197,3 +197,20 @@ def test_run_without_an_id_reclaims_nothing_untagged() -> None:
     """An empty id matches no missing tag."""
     in_flight = InFlight(run_id="")
     assert reclaimable(in_flight, [], {"a": record("running", run_id=None)}, OWN) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "rewarded", "hooks_reward", "kind"),
+    [
+        ("succeeded", True, False, "reused"),
+        ("succeeded", False, True, "reused"),
+        ("failed", False, False, "reused"),
+        ("succeeded", False, False, "recreated"),
+    ],
+)
+def test_success_without_a_reward_is_not_served(state: str, rewarded: bool, hooks_reward: bool, kind: str) -> None:
+    """Its agent posts the reward later, to a server that is gone: training it with the fill-in value would be wrong."""
+    events = ({"event_type": "reward", "data": {"value": 1.0}},) if rewarded else ()
+    finished = FinishedRollout({"rollout_id": "r", "status": {"state": state}}, events, events)
+    policy = Policy(own_folder=True, lives=LIVES, hooks_reward=hooks_reward)
+    assert outcome_of(None, policy, finished)[0] == kind
