@@ -56,7 +56,7 @@ class InFlight:
         tracked: rollout id -> what is known of it.
         to_create: Ids of restored rollouts that the server has to be given again.
         undecided: Ids of restored rollouts about which the server was not asked yet.
-        waiting: Restored groups of `EnqueuedRollout` for which there is no room yet, oldest first.
+        waiting: Groups of `EnqueuedRollout` for which there is no room yet, after a resume with a smaller A.
         default_config: A rollout's config as posted when no hook changed it (JSON).
         keep_events: Keep record and events of a rollout once it has ended, for siblings that have not.
         max_bytes: Bound of what `collect` returns of kept events, as JSON.
@@ -72,7 +72,7 @@ class InFlight:
     default_config: Mapping[str, Any] | None = None
 
     def collect(self, enqueued: Iterable[Any]) -> tuple[PromptGroup, ...]:
-        """Return the groups in flight, oldest first: those that the trainer carries over, then those that wait.
+        """Return the groups in flight, oldest first: those that the trainer carries over, and those that wait.
 
         Args:
             enqueued: The trainer's carry-over list of `EnqueuedRollout`.
@@ -109,8 +109,8 @@ class InFlight:
         return bounded
 
     def everything(self, enqueued: Iterable[Any]) -> list[Any]:
-        """Return every `EnqueuedRollout` in flight, those of waiting groups last."""
-        return [*enqueued, *(member for group in self.waiting for member in group)]
+        """Return every `EnqueuedRollout` in flight, of waiting groups too, oldest first."""
+        return sorted([*enqueued, *(member for group in self.waiting for member in group)], key=_age)
 
     def wants_events(self, rollout_id: str) -> bool:
         """Whether the events of a rollout that has ended are still to be fetched, or lack a reward posted late."""
@@ -145,17 +145,22 @@ class InFlight:
         return item
 
     def admit(self, enqueued: list[Any], *, room: int) -> list[Any]:
-        """Return the trainer's carry-over with waiting groups added, up to `room` groups in all, oldest first.
+        """Return the trainer's carry-over with waiting groups in it: the `room` oldest groups, oldest first.
+
+        A group that was pulled while older ones waited may have to wait in its turn; it goes on running meanwhile.
 
         Args:
             enqueued: The trainer's carry-over list.
             room: A - 1 at most, so that a step can still pull a new input: the trainer cannot pull none.
         """
-        free = room - len({item.data_id for item in enqueued})
-        if free <= 0 or not self.waiting:
+        if not self.waiting:
             return enqueued
-        admitted, self.waiting = self.waiting[:free], self.waiting[free:]
-        return sorted([*enqueued, *(item for group in admitted for item in group)], key=lambda item: item.step)
+        groups: dict[str, list[Any]] = {}
+        for item in self.everything(enqueued):
+            groups.setdefault(item.data_id, []).append(item)
+        in_order = list(groups.values())
+        self.waiting = in_order[room:]
+        return [item for group in in_order[:room] for item in group]
 
     def create_missing(self, enqueued: Iterable[Any], manager: Any) -> list[str]:
         """Create on the server those of `enqueued` that it has to be given, under new ids.
@@ -231,6 +236,11 @@ def resized(group: PromptGroup, size: int) -> list[InFlightRollout]:
         fresh = {**template.enqueued, "rollout_id": uuid.uuid4().hex, "running_at": None, "finished_at": None}
         rollouts.append(InFlightRollout(enqueued=fresh, request=template.request, is_fresh=True))
     return rollouts
+
+
+def _age(item: Any) -> tuple[int, int]:
+    """Sort key: the order of pulling."""
+    return item.step, item.sample_idx_in_step
 
 
 def _worth(rollout: InFlightRollout) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -312,18 +313,34 @@ def test_room_bounds_what_is_admitted_and_the_rest_waits() -> None:
     assert [g.data_id for g in in_flight.collect(items)] == [f"g{row}" for row in range(6)]
 
 
-def test_waiting_groups_are_admitted_as_groups_finish() -> None:
-    """In front of what was enqueued since, for they are older."""
+def test_oldest_groups_are_active_and_newer_ones_wait_in_their_turn() -> None:
+    """What was pulled while older groups waited lets them pass: none waits for ever."""
     in_flight = InFlight()
     in_flight.restore([row_group(row, step=2) for row in range(5)], group_size=1)
     items = in_flight.admit([], room=3)
+    assert ids(items) == ["0.0", "1.0", "2.0"]
     left = [items[2], enqueued("new", "n", step=7)]  # two groups were trained, one new input was pulled
     now = in_flight.admit(left, room=3)
-    assert ids(now) == ["2.0", "3.0", "new"]
-    assert in_flight.admit(now, room=3) is now, "no room"
-    assert ids(in_flight.admit([now[2]], room=3)) == ["4.0", "new"]
+    assert ids(now) == ["2.0", "3.0", "4.0"]
+    assert [group.data_id for group in in_flight.collect(now)] == ["g2", "g3", "g4", "n"]
+    now = in_flight.admit(now[1:], room=3)
+    assert ids(now) == ["3.0", "4.0", "new"]
     assert in_flight.waiting == []
-    assert in_flight.admit(now, room=9) is now, "nobody waits"
+    assert in_flight.admit(now, room=1) is now, "nobody waits: the trainer's own list, as long as it is"
+
+
+def test_groups_of_one_step_keep_the_order_in_which_they_were_pulled() -> None:
+    """A group that has waited goes back to its place."""
+    in_flight = InFlight()
+    rows = [in_file(f"{i}", data_id=f"g{i}", step=2) for i in range(3)]
+    for index, rollout in enumerate(rows):
+        rows[index] = replace(rollout, enqueued={**rollout.enqueued, "sample_idx_in_step": index})
+    in_flight.restore([group(f"g{i}", rollout) for i, rollout in enumerate(rows)], group_size=1)
+    items = in_flight.admit([], room=2)
+    assert ids(in_flight.admit([items[1]], room=1)) == ["1"]
+    assert ids(in_flight.admit([], room=1)) == ["2"]
+    in_flight.restore([group("g2", rows[2]), group("g0", rows[0])], group_size=1)
+    assert ids(in_flight.admit([items[1]], room=3)) == ["0", "1", "2"]
 
 
 def test_siblings_stay_together_when_groups_are_admitted() -> None:
