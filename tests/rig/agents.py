@@ -123,20 +123,25 @@ class AgentTable:
         return num_ended
 
     def _choose(self, waiting: list[str], report: WaitReport) -> list[str]:
+        groups = self._groups(waiting, report)
+        ready = [group for group in groups if self.plan.hold.get(self._row(group), 0) <= report.step]
+        ready.sort(key=lambda group: self.plan.rank.get(self._row(group), 0))
+        return [rid for group in ready[: report.num_groups] for rid in group]
+
+    @staticmethod
+    def _groups(waiting: list[str], report: WaitReport) -> list[list[str]]:
+        """Put siblings together: they are read one after another."""
         from agentlightning.server.store import _rollouts
 
         groups: list[list[str]] = []
         for rid in waiting:
             row = row_of(_rollouts[rid].input)
-            # Siblings are read one after another.
             last = groups[-1] if groups else None
             if last and len(last) < report.rollout_n and row_of(_rollouts[last[0]].input) == row:
                 last.append(rid)
             else:
                 groups.append([rid])
-        ready = [group for group in groups if self.plan.hold.get(self._row(group), 0) <= report.step]
-        ready.sort(key=lambda group: self.plan.rank.get(self._row(group), 0))
-        return [rid for group in ready[: report.num_groups] for rid in group]
+        return groups
 
     @staticmethod
     def _row(group: list[str]) -> int:

@@ -47,23 +47,20 @@ class SiblingAgents(AgentTable):
         return len(self.starts) if row is None else self.rows_started().count(row)
 
     def _choose(self, waiting: list[str], report: WaitReport) -> list[str]:
-        early = self._early(waiting, report.rollout_n)
+        early = self._early(waiting, report)
         # In a wait of their own: the trainer reads them before the step is over, as it does when it polls for long.
         return early or super()._choose(waiting, report)
 
-    def _early(self, waiting: list[str], rollout_n: int) -> list[str]:
+    def _early(self, waiting: list[str], report: WaitReport) -> list[str]:
         if not isinstance(self.plan, SiblingPlan):
             return []
         found: list[str] = []
-        groups: dict[int, list[str]] = {}
-        for rollout_id in waiting:
-            groups.setdefault(self._row([rollout_id]), []).append(rollout_id)
-        for row, members in groups.items():
-            num_open = len(members) - (rollout_n - self.plan.early.get(row, 0))
-            if num_open > 0:
-                found += members[:num_open]
-                outcome = self.plan.early_outcome.get(row, "ok")
-                self._outcomes |= dict.fromkeys(members[:num_open], outcome)
+        for group in self._groups(waiting, report):
+            row = self._row(group)
+            num_left = report.rollout_n - self.plan.early.get(row, 0)
+            early = group[: max(0, len(group) - num_left)]
+            self._outcomes |= dict.fromkeys(early, self.plan.early_outcome.get(row, "ok"))
+            found += early
         return found
 
     def _finish(self, rollout_id: str, step: int) -> None:

@@ -39,7 +39,7 @@ from tests.rig.record import Life, lineage, rows_trained  # noqa: E402
 from tests.rig.runs import assert_balanced, assert_continues, settings, uninterrupted  # noqa: E402
 from tests.rig.server import AglServer  # noqa: E402
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def early_siblings(num_rows: int) -> SiblingPlan:
@@ -157,6 +157,7 @@ def test_groups_trained_after_the_checkpoint_are_trained_again(server: AglServer
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_twenty_kills_in_two_hundred_steps_lose_nothing(server: AglServer, tmp_path: Path) -> None:
     """Twenty deaths at all kinds of instants, servers alive and restarted: lost 0, repeated 0."""
     run = settings("100/2/5", rollout_n=2, epochs=4, shuffle=True)
@@ -272,6 +273,7 @@ def test_half_of_the_siblings_finished_is_half_of_the_work(server: AglServer, tm
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_half_finished_groups_of_eight_at_full_size(server: AglServer, tmp_path: Path) -> None:
     """64/8/16, n = 8, half of the siblings finished: no finished one runs again after a server restart."""
     run = settings("64/8/16", rollout_n=8)
