@@ -18,7 +18,7 @@ RECORD = "observed.json"
 ASK_A_WORKER = "ask_a_worker"
 """As `trainer.experiment_name`: note the policy losses of another worker process too."""
 GO = "go"
-PATIENCE_S = 200.0
+PATIENCE_S = 90.0
 
 
 def _losses() -> list[str]:
