@@ -249,7 +249,7 @@ def build_trainer(
     from agentlightning.verl.dataset import LoadedDataset
     from verl.single_controller.ray import ResourcePoolManager
     from verl.trainer.main_ppo import create_rl_sampler
-    from verl.trainer.ppo.ray_trainer import Role
+    from verl.trainer.ppo.utils import Role
     from verl.utils.dataset.rl_dataset import collate_fn
 
     config = compose_config(settings, out_dir, base_url)

@@ -14,6 +14,7 @@ from tests.rig import require_frameworks
 require_frameworks()
 
 from tests.rig.agents import AgentPlan, AgentTable  # noqa: E402
+from tests.rig.child import ChildLife  # noqa: E402
 from tests.rig.life import Death, build_trainer, close_trainer, quiet, run_life  # noqa: E402
 from tests.rig.record import Life, Recorder, lineage, rows_pulled, rows_trained  # noqa: E402
 from tests.rig.runs import (  # noqa: E402
@@ -99,6 +100,18 @@ def test_death_within_a_step_costs_that_step_only(server: AglServer, tmp_path: P
     second = run_life(run, tmp_path, server.url)
     assert first.died == f"{point} 4"
     assert second.start == 3
+    assert_continues(uninterrupted(run, server), first, second)
+
+
+def test_killed_process_resumes_exactly(server: AglServer, tmp_path: Path) -> None:
+    """A real SIGKILL between the model and the publication of step 3, loader workers included."""
+    run = settings("14/4/6", epochs=2, shuffle=True, num_workers=2)
+    with ChildLife(run, tmp_path / "run", server.url, tmp_path / "record.jsonl", stop_at=("actor_saved", 3)) as child:
+        child.wait_stopped()
+        first = child.kill()
+    assert list(first.saves) == [1, 2]
+    second = run_life(run, tmp_path / "run", server.url)
+    assert second.start == 2
     assert_continues(uninterrupted(run, server), first, second)
 
 
