@@ -42,7 +42,8 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
         return verl_load()
     capture.set_buffered_batch(trainer, None)
     step_dir = locate(trainer)
-    state = None if step_dir is None else _usable_state(trainer, session, step_dir)
+    state = None if step_dir is None else _verified_state(session, step_dir)
+    fits = state is None or step_dir is None or _fits(session, state, step_dir)
     if step_dir is not None:
         _follow(trainer, step_dir)
     folder = output_folder(trainer)
@@ -53,13 +54,17 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
     session.allow_adoption(trainer, own_folder=own_folder and (state is None or state.run_id == run.run_id))
     with _resume_from(trainer, step_dir):
         result = verl_load()
-    if state is not None and step_dir is not None:
+    if state is not None and step_dir is not None and fits:
         _put_back(trainer, session, state, step_dir)
+    elif state is not None:
+        # VERL has loaded `data.pt` at most steps: a position in the old inputs, with the old sampler's order.
+        capture.reset_loader(trainer)
+        session.pending_rng = state.rng_state
     return result
 
 
-def _usable_state(trainer: Any, session: Session, step_dir: Path) -> InputState | None:
-    """Return the verified state of a step; None if it has none and need not have one, or if it is to be dropped."""
+def _verified_state(session: Session, step_dir: Path) -> InputState | None:
+    """Return the verified state of a step; None if it has none and need not have one."""
     if not (step_dir / FILE_NAME).exists():
         _check_legacy(session, step_dir)
         return None
@@ -73,9 +78,18 @@ def _usable_state(trainer: Any, session: Session, step_dir: Path) -> InputState 
                 "Resume from another step; nothing was changed.",
             )
         )
+    return state
+
+
+def _fits(session: Session, state: InputState, step_dir: Path) -> bool:
+    """Whether a state may be put back; False if it does not fit this run and is to be dropped.
+
+    Raises:
+        StateMismatchError: It does not fit, and is not to be dropped.
+    """
     found = differences(state.fingerprint, session.fingerprint)
     if not found:
-        return state
+        return True
     text = explain(found, state, step_dir)
     if session.config.on_mismatch == "error":
         raise StateMismatchError(text)
@@ -88,7 +102,7 @@ def _usable_state(trainer: Any, session: Session, step_dir: Path) -> InputState 
         state.num_buffered,
         state.num_in_flight,
     )
-    return None
+    return False
 
 
 def _check_legacy(session: Session, step_dir: Path) -> None:

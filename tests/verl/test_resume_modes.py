@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -426,6 +427,46 @@ def test_reset_drops_the_position_as_a_whole(run: RunSettings, saved: tuple[Life
     assert second.weights == {"actor": 3}
     assert len(second.pulls[4]) == run.A
     assert any("2 prompt groups in flight" in warning for warning in second.warnings)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("change", [{"n": 16}, {"seed": 9}, {"shuffle": False}, {"num_workers": 2}])
+def test_reset_begins_the_changed_inputs_at_their_first_row(
+    run: RunSettings,
+    saved: tuple[Life, Path],
+    server: AglServer,
+    tmp_path: Path,
+    change: dict[str, Any],
+    step: int,
+) -> None:
+    """on_mismatch=reset drops the loader position that VERL saved beside ours, wherever in an epoch it was."""
+    changed = replace(run, **change)
+    truth = uninterrupted(changed, server)
+    folder = rewind(saved[1], tmp_path / "reset", step)
+    second = run_life(
+        replace(changed, extension={"on_mismatch": "reset"}), folder, server.url, stop_after_step=step + 1
+    )
+    assert second.start == step
+    assert second.steps[step + 1].pulled == truth.steps[1].pulled
+    assert second.steps[step + 1].epoch == 1
+
+
+def test_reset_keeps_the_generators(run: RunSettings, saved: tuple[Life, Path], server: AglServer) -> None:
+    """on_mismatch=reset drops the position, not the driver's generators: they are put back with step and weights."""
+    from agl_async_ckpt.storage import load_state
+
+    states: list[Any] = []
+
+    def at_first_pull(point: str, step: int) -> bool:
+        if point == "pulled":
+            states.append(random.getstate())
+        return point == "pulled"
+
+    kept = load_state(saved[1] / "global_step_3").rng_state
+    assert kept is not None
+    random.seed(99)
+    run_life(replace(run, seed=9, extension={"on_mismatch": "reset"}), saved[1], server.url, die_at=at_first_pull)
+    assert states == [kept.python]
 
 
 @pytest.mark.parametrize("b", [2, 6])
