@@ -61,10 +61,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
     slow = draw(st.sets(st.integers(0, n - 1), max_size=3), "slow rows")
     assert run.total_steps is not None
-    # Within a save only once an earlier one is complete: the first one is a test of its own.
-    anywhere = st.tuples(st.sampled_from(["saved", "pulled", "trained", "save"]), st.integers(1, run.total_steps))
-    in_a_save = st.tuples(st.just("actor_saved"), st.integers(run.save_freq + 1, MAX_STEPS))
-    instants = anywhere | in_a_save
+    instants = st.tuples(
+        st.sampled_from(["saved", "pulled", "trained", "save", "actor_saved"]),
+        st.integers(1, run.total_steps),
+    )
     deaths = tuple(draw(st.lists(instants, max_size=3), "deaths"))
     restarts = tuple(draw(st.booleans(), "restart the server") for _ in deaths)
     return Scenario(run, AgentPlan(rank=dict.fromkeys(slow, 1)), deaths, restarts)
