@@ -7,6 +7,8 @@ load_state     read once -> verify every byte -> torch.load(weights_only=True) o
 from __future__ import annotations
 
 import os
+import pickle
+import re
 import time
 from pathlib import Path
 from typing import IO, Any, cast
@@ -110,6 +112,14 @@ def load_state(path: str | os.PathLike[str]) -> InputState:
         raise
     except StateFormatError as error:
         raise type(error)(f"{file}: {error}") from error
+    except pickle.UnpicklingError as error:
+        # torch's own text advises to load with weights_only=False, which would run what the file asks for.
+        named = re.search(r"GLOBAL\s+\S+", str(error))
+        detail = f" ({named.group()})" if named else ""
+        raise DamagedStateError(
+            f"{file} is whole, yet it holds what no input state holds{detail}. Nothing of it was run.\n"
+            "Resume from another step; do not load this file by other means."
+        ) from error
     except Exception as error:
         raise DamagedStateError(f"{file} is whole, yet it cannot be read: {type(error).__name__}: {error}") from error
     _check_agreement(trailer, state, file)

@@ -231,6 +231,16 @@ def test_sound_file_with_another_payload_is_damage(step_dir: Path, payload: Any)
         load_state(publish_payload(step_dir / FILE_NAME, payload))
 
 
+def test_code_in_a_file_is_named_and_never_advised_to_be_run(step_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """torch's own refusal says how to load the file all the same; ours says what it holds."""
+    path = publish_payload(step_dir / FILE_NAME, Evil())
+    with pytest.raises(DamagedStateError, match=r"GLOBAL \w+\.system\)") as caught:
+        load_state(path)
+    assert str(path) in str(caught.value)
+    assert "weights_only" not in str(caught.value)
+    assert "evil" not in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     "key",
     ["loader_state", "buffered_batch", "carry_over", "shared", "rng_state", "fingerprint", "run_id", "global_step"],
