@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.switch_on.observer import GO, RECORD
+from tests.switch_on.names import GO, RECORD
 
 REPO_DIR = Path(__file__).parents[2]
 OBSERVER = "tests.switch_on.observer"

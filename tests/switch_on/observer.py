@@ -14,10 +14,8 @@ from typing import Any
 
 import wrapt
 
-RECORD = "observed.json"
-ASK_A_WORKER = "ask_a_worker"
-"""As `trainer.experiment_name`: note the policy losses of another worker process too."""
-GO = "go"
+from tests.switch_on.names import ASK_A_WORKER, GO, RECORD
+
 PATIENCE_S = 90.0
 
 

@@ -14,7 +14,7 @@ from tests.rig import require_frameworks
 require_frameworks()
 
 from tests.switch_on.launch import OBSERVER, PLUGIN_VARIABLE, Outcome, cluster, run_script, write_model  # noqa: E402
-from tests.switch_on.observer import ASK_A_WORKER  # noqa: E402
+from tests.switch_on.names import ASK_A_WORKER  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # 10 to 20 s each on two idle cores
 
