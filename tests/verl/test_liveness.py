@@ -55,18 +55,6 @@ def test_life_lasts_from_its_first_to_its_last_answer(tmp_path: Path, clock: Ste
     assert read_lives(tmp_path, "run") == (Span(T0 + 1, T0 + 60),)
 
 
-def test_life_that_creates_begins_with_its_first_creation(tmp_path: Path, clock: Steady) -> None:
-    """From then on agents find a model: what this life creates and sees fail has failed of itself."""
-    proof = ProofOfLife(tmp_path, "run")
-    assert not proof.has_begun
-    proof.begin(T0 + 0.25)
-    assert proof.has_begun
-    assert not (tmp_path / ALIVE_FILE_NAME).exists(), "the first answer writes it"
-    proof.begin(T0 + 7)
-    proof.seen(header(T0 + 9))
-    assert read_lives(tmp_path, "run") == (Span(T0 + 0.25, T0 + 9),)
-
-
 def test_creation_after_the_first_answer_moves_no_beginning(tmp_path: Path, clock: Steady) -> None:
     """A life that begins by waiting for adopted rollouts began then."""
     proof = live(tmp_path, clock, T0)
