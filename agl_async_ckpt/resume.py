@@ -11,7 +11,13 @@ from typing import Any
 from agl_async_ckpt import capture
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.container import verify
-from agl_async_ckpt.exceptions import DamagedStateError, MissingStateError, StateMismatchError, describe
+from agl_async_ckpt.exceptions import (
+    DamagedStateError,
+    MissingStateError,
+    StateFormatError,
+    StateMismatchError,
+    describe,
+)
 from agl_async_ckpt.files import publish, write_all
 from agl_async_ckpt.fingerprint import differences, explain
 from agl_async_ckpt.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME, parse_step
@@ -21,7 +27,7 @@ from agl_async_ckpt.retention import remove_leftovers
 from agl_async_ckpt.run_identity import open_run, read_run
 from agl_async_ckpt.session import Session
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.steps import TrackerProblem, inspect_step, read_tracker
+from agl_async_ckpt.steps import TrackerProblem, inspect_step, list_steps, read_tracker
 from agl_async_ckpt.storage import load_state
 
 log = logging.getLogger(__name__)
@@ -68,17 +74,31 @@ def _verified_state(session: Session, step_dir: Path) -> InputState | None:
     if not (step_dir / FILE_NAME).exists():
         _check_legacy(session, step_dir)
         return None
-    state = load_state(step_dir)
+    try:
+        state = load_state(step_dir)
+    except StateFormatError as error:
+        raise type(error)(f"{error}\n{_other_step(step_dir)}") from error
     problems = inspect_step(step_dir, read_tracker(step_dir.parent)).problems
     if problems:
         raise DamagedStateError(
             describe(
                 f"The checkpoint {step_dir} is incomplete: its input position and its model need not belong together.",
                 [("problem", problem) for problem in problems],
-                "Resume from another step; nothing was changed.",
+                _other_step(step_dir),
             )
         )
     return state
+
+
+def _other_step(step_dir: Path) -> str:
+    """Say which step beside an unusable one a user can resume from; the steps are looked at, not hashed."""
+    complete = [step.path for step in list_steps(step_dir.parent) if step.complete and step.path.name != step_dir.name]
+    if not complete:
+        return f"Nothing was changed. There is no other complete checkpoint in {step_dir.parent}."
+    return (
+        f"Nothing was changed. Newest other complete checkpoint: {complete[-1]}; resume from it with "
+        "trainer.resume_mode=resume_path and trainer.resume_from_path."
+    )
 
 
 def _fits(session: Session, state: InputState, step_dir: Path) -> bool:
