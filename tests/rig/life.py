@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import copy
 import functools
@@ -303,12 +302,13 @@ def _small_ca_file() -> str:
     """One certificate authority: httpx reads all of certifi's, 20 ms for each client, though nothing here uses TLS."""
     import certifi
 
-    handle, path = tempfile.mkstemp(prefix="rig-ca-", suffix=".pem")
     end = "-----END CERTIFICATE-----\n"
-    with os.fdopen(handle, "w") as file:
-        file.write(Path(certifi.where()).read_text().partition(end)[0] + end)
-    atexit.register(Path(path).unlink, missing_ok=True)
-    return path
+    # One file for all processes of a user: a killed process could not remove one of its own.
+    path = Path(tempfile.gettempdir()) / f"rig-ca-{os.getuid()}.pem"
+    mine = path.with_suffix(f".{os.getpid()}")
+    mine.write_text(Path(certifi.where()).read_text().partition(end)[0] + end)
+    mine.replace(path)
+    return str(path)
 
 
 @contextlib.contextmanager
