@@ -203,6 +203,11 @@ class Stage:
             f"rollouts in {states}",
         )
 
+    def wait_proof(self, moment: float) -> None:
+        """Wait until the trainer has shown that it lived after `moment`, Unix seconds."""
+        path = self.out_dir / "agentlightning_alive.json"
+        wait_until(lambda: json.loads(path.read_text())["lives"][-1][1] > moment, f"a proof of life after {moment}")
+
     # --- lives ------------------------------------------------------------------------------------------------------
 
     def start_life(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -306,9 +307,7 @@ def test_what_ended_without_a_trainer_is_run_again(make_stage: StageMaker, in_fl
         stage.open("step 2")
         witnessed = ids_of(stage.wait_agents(1, "end", 2, code=4))
         first.wait_seen(witnessed)
-        alive = stage.out_dir / "agentlightning_alive.json"
-        ended_at = stage.services.rollouts()[witnessed[0]]["status"]["updated_at"]
-        wait_until(lambda: json.loads(alive.read_text())["lives"][-1][1] > ended_at, "a proof of life after that end")
+        stage.wait_proof(stage.services.rollouts()[witnessed[0]]["status"]["updated_at"])
         before = first.kill()
         assert before.saves[1]["in_flight"] == [1, 2]
         stage.open("dead")
@@ -536,7 +535,7 @@ def test_second_death_before_the_first_save_costs_nothing(make_stage: StageMaker
         stage.plan(
             row1=[["gate:step 1", *ENDS]] * 2 + [ENDS],
             row2=[["gate:dead", "ask-once:1.5", "reward"]] * 2 + [["gate:second", *ENDS]] * 2 + [ENDS],
-            row3=[["gate:second", "exit:5"]] * 2 + [ENDS],
+            row3=[["gate:fail", "exit:5"]] * 2 + [["gate:second", *ENDS]] * 2 + [ENDS],
         )
         first = stage.start_life(die_at=("saved", 1))
         for row in (2, 3):
@@ -546,12 +545,14 @@ def test_second_death_before_the_first_save_costs_nothing(make_stage: StageMaker
         stage.open("dead")
         stage.wait_states(dict.fromkeys(ids_of(stage.agents("start", 2)), "failed"))
 
-        # The second life runs row 2 again and adopts row 3, which then fails before its eyes: too late to be trusted.
+        # The second life runs row 2 again and adopts row 3, which fails before its eyes, and which it runs again.
         second = stage.start_life()
         stage.wait_agents(4, "start", 2)
+        stage.open("fail")
+        stage.wait_agents(4, "start", 3)
+        stage.wait_proof(time.time())
         lives.append(second.kill())
         stage.open("second")
-        stage.wait_agents(2, "end", 3)
 
         third = stage.start_life().wait_end()
         lives.append(third)
