@@ -99,6 +99,9 @@ def latest_step(folder: Path) -> Path | None:
         return None
     if newest is None:
         raise StateMismatchError(_none_complete(folder, steps))
+    if selected is not None and selected.trailer is None:
+        # No crash leaves a damaged input file behind, so this is for a person to judge: reading it is refused by name.
+        return selected.path
     log.warning("%s. Resuming from the newest complete checkpoint, %s.", _doubt(folder, tracker, selected), newest.path)
     return newest.path
 

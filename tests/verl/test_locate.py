@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agl_async_ckpt.exceptions import CheckpointNotFoundError, StateMismatchError
-from agl_async_ckpt.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name
+from agl_async_ckpt.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name
 from agl_async_ckpt.locate import explicit_step, latest_step, locate, output_folder, verl_choice
 from agl_async_ckpt.seal import write_seal
 from agl_async_ckpt.writer import TrailerWriter
@@ -110,9 +110,16 @@ def test_tracker_that_cannot_be_followed_gives_the_newest_complete_step(
 
 def test_selected_step_that_is_incomplete_is_passed_over(out: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The reason and the step that is taken instead are said."""
-    (out / "global_step_6" / FILE_NAME).write_bytes(b"")
+    (out / "global_step_6" / SEAL_NAME).unlink()
+    (out / "global_step_6" / LOADER_FILE_NAME).unlink(missing_ok=True)
     assert latest_step(out) == out / "global_step_4"
     assert f"{out / 'global_step_6'} is not complete (" in caplog.messages[0]
+
+
+def test_selected_step_with_a_damaged_input_file_is_left_to_be_refused(out: Path) -> None:
+    """C23: no crash leaves that behind, so it does not give way silently; reading it is an error."""
+    (out / "global_step_6" / FILE_NAME).write_bytes(b"")
+    assert latest_step(out) == out / "global_step_6"
 
 
 def test_selected_step_of_the_plain_trainer_is_taken_as_it_is(out: Path, caplog: pytest.LogCaptureFixture) -> None:
