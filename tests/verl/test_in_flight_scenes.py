@@ -536,6 +536,8 @@ def test_second_death_before_the_first_save_costs_nothing(make_stage: StageMaker
             row1=[["gate:step 1", *ENDS]] * 2 + [ENDS],
             row2=[["gate:dead", "ask-once:1.5", "reward"]] * 2 + [["gate:second", *ENDS]] * 2 + [ENDS],
             row3=[["gate:fail", "exit:5"]] * 2 + [["gate:second", *ENDS]] * 2 + [ENDS],
+            row4=[["gate:second", *ENDS]],
+            row5=[["gate:second", *ENDS]],
         )
         first = stage.start_life(die_at=("saved", 1))
         for row in (2, 3):
