@@ -166,15 +166,19 @@ class Session:
             outcome = self._settle_first(trainer, manager)
             self._settled = True
         in_flight.create_missing(capture.carry_over(trainer), manager)
-        if outcome is not None and self.report is not None:
+        if outcome is None:
+            return
+        if self.report is not None:
             self.report.outcome = outcome
             log.info(self.report.in_flight_text())
+        elif outcome.reclaimed:
+            log.info("Removed %d rollouts of earlier starts of this run from the server.", len(outcome.reclaimed))
 
     def _settle_first(self, trainer: Any, manager: Any) -> Outcome:
         in_flight = self.in_flight
         items = in_flight.everything(capture.carry_over(trainer))
         client = capture.agl_client(trainer)
-        records = agl_server.list_rollouts(client) if self.policy.own_folder else {}
+        records = agl_server.list_rollouts(client)
         outcome = decide(in_flight, items, records, self.policy)
         outcome.reclaimed = reclaimable(in_flight, items, records, self.policy)
         agl_server.delete_rollouts(client, outcome.reclaimed)

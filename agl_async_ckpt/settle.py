@@ -33,10 +33,10 @@ class Policy:
     """What a resume may do with what the server holds.
 
     Attributes:
-        own_folder: Resuming into the output folder of the checkpoint, so what the server holds of this run is ours. A
-            fork adopts nothing and deletes nothing.
+        own_folder: Resuming into the output folder of the checkpoint, so the ids that it names are ours. A fork adopts
+            nothing: its parent may be alive.
         adopt: `all`, or `finished_before_death` to run again what was still running.
-        reclaim: Delete this run's rollouts that are not in the checkpoint.
+        reclaim: Delete this run's rollouts that are not in the checkpoint; a fork's are left from its earlier starts.
         lives: When a trainer of this run was there, on the server's clock.
         hooks_reward: The trainer has hooks, which may reward a rollout served from the checkpoint.
     """
@@ -132,7 +132,7 @@ def reclaimable(
     in_flight: InFlight, items: Iterable[Any], records: Mapping[str, Mapping[str, Any]], policy: Policy
 ) -> list[str]:
     """Return the ids of this run's rollouts on the server that nothing waits for: in no checkpoint, or replaced."""
-    if not (policy.own_folder and policy.reclaim):
+    if not policy.reclaim:
         return []
     kept = {item.rollout_id for item in items} - in_flight.to_create
     return [

@@ -215,17 +215,21 @@ def test_fork_leaves_the_rollouts_of_the_living_parent_alone(make_stage: StageMa
         assert len(rollouts) == 8
         stage.plan()
         fork_dir = stage.folder / "fork"
-        fork = stage.start_life(
-            out_dir=fork_dir, resume_mode="resume_path", resume_from_path=f"{stage.out_dir}/global_step_1/"
-        ).wait_end()
+        by_path = {"resume_mode": "resume_path", "resume_from_path": f"{stage.out_dir}/global_step_1/"}
+        # Its first start dies early; the second begins at the parent's checkpoint again, and clears up after the first.
+        early = stage.start_life(out_dir=fork_dir, die_at=("enqueued", 2), **by_path).wait_killed()
+        assert set(early.posted_ids) <= set(stage.services.rollouts())
+        fork = stage.start_life(out_dir=fork_dir, **by_path).wait_end()
         after = stage.services.rollouts()
+        assert not set(early.posted_ids) & set(after)
         assert {rid: after.get(rid) for rid in rollouts} == rollouts
         run_ids = [json.loads((d / "agentlightning_run.json").read_text()) for d in (stage.out_dir, fork_dir)]
         assert run_ids[1]["parent_run_id"] == run_ids[0]["run_id"] != run_ids[1]["run_id"]
         tags = {request["metadata"]["agl_async_ckpt_run_id"] for request in fork.posted}
         assert tags == {run_ids[1]["run_id"]}
-        assert fork.resume_metrics["num_reclaimed_rollouts"] == fork.resume_metrics["num_adopted_rollouts"] == 0
-        stage.check(truth, parent.life, fork)
+        assert fork.resume_metrics["num_reclaimed_rollouts"] == len(early.posted_ids)
+        assert fork.resume_metrics["num_adopted_rollouts"] == 0
+        stage.check(truth, parent.life, early, fork)
         assert_trained_what_agents_did([fork], stage.agents())
 
         # The parent's own resume finds its rollouts, and leaves alone what the fork has left in flight.

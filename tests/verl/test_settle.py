@@ -183,14 +183,21 @@ def test_only_what_is_of_this_run_and_in_no_group_is_reclaimed() -> None:
     assert reclaimable(in_flight, items, records, OWN) == ["replaced", "orphan", "validation"]
 
 
-@pytest.mark.parametrize(
-    "policy", [Policy(own_folder=False), Policy(own_folder=True, reclaim=False)], ids=["fork", "reclaim: false"]
-)
-def test_nothing_is_reclaimed_where_it_is_not_ours_or_not_wanted(policy: Policy) -> None:
+@pytest.mark.parametrize("own_folder", [True, False])
+def test_nothing_is_reclaimed_where_it_is_not_wanted(own_folder: bool) -> None:
     """Not even what is replaced."""
     in_flight, items = restored("a")
     in_flight.to_create.add("a")
+    policy = Policy(own_folder=own_folder, reclaim=False)
     assert reclaimable(in_flight, items, {"a": record("failed"), "b": record("running")}, policy) == []
+
+
+def test_fork_reclaims_what_an_earlier_start_of_it_left() -> None:
+    """Started again with the same path, it begins at its parent's checkpoint once more; the parent's stay."""
+    in_flight, items = restored("a")
+    in_flight.to_create.add("a")
+    records = {"a": record("running", run_id="parent"), "b": record("running"), "c": record("queuing", run_id=None)}
+    assert reclaimable(in_flight, items, records, Policy(own_folder=False)) == ["b"]
 
 
 def test_run_without_an_id_reclaims_nothing_untagged() -> None:
