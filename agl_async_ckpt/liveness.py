@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,11 +45,14 @@ class ProofOfLife:
 
     def __init__(self, output_dir: Path, run_id: str) -> None:
         self._path = output_dir / ALIVE_FILE_NAME
+        # Named like every temp file of ours, so that the next start removes what a kill has left.
+        self._temp = self._path.with_name(f".{ALIVE_FILE_NAME}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
         self._run_id = run_id
         self._earlier = read_lives(output_dir, run_id)[-MAX_LIVES:]
         self._first: float | None = None
         self._seen: str | None = None
         self._written_at = 0.0
+        self._failed = False
 
     @property
     def earlier_lives(self) -> tuple[Span, ...]:
@@ -80,12 +84,14 @@ class ProofOfLife:
             # without us.
             self._first = server_time + DATE_RESOLUTION_S
         lives = [[span.first, span.last] for span in (*self._earlier, Span(self._first, server_time))]
-        temp = self._path.with_name(f".{ALIVE_FILE_NAME}.{os.getpid()}.tmp")
         try:
-            temp.write_text(json.dumps({"run_id": self._run_id, "lives": lives}))
-            temp.replace(self._path)
+            self._temp.write_text(json.dumps({"run_id": self._run_id, "lives": lives}))
+            self._temp.replace(self._path)
+            self._failed = False
         except OSError as error:
-            log.warning("%s cannot be kept fresh (%s): a resume will run more rollouts again.", self._path, error)
+            if not self._failed:  # once, not every second
+                log.warning("%s cannot be kept fresh (%s): a resume will run more rollouts again.", self._path, error)
+            self._failed = True
 
 
 def read_lives(output_dir: Path, run_id: str) -> tuple[Span, ...]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from agl_async_ckpt import liveness
+from agl_async_ckpt.files import remove_leftover_temps
 from agl_async_ckpt.liveness import ALIVE_FILE_NAME, ProofOfLife, Span, read_lives, within_one_life
 
 T0 = 1_700_000_000.0
@@ -137,8 +138,13 @@ def test_headers_that_are_no_date_are_ignored(tmp_path: Path, clock: Steady, tex
 def test_missing_folder_is_said_and_does_not_end_the_run(
     tmp_path: Path, clock: Steady, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The folder may be moved away under a running trainer."""
-    live(tmp_path / "gone", clock, T0)
+    """The folder may be moved away under a running trainer; said once, not every second."""
+    proof = live(tmp_path / "gone", clock, T0, T0 + 1, T0 + 2)
+    assert len(caplog.records) == 1
+    (tmp_path / "gone").mkdir()
+    clock.now += 10
+    proof.seen(header(T0 + 3))
+    assert read_lives(tmp_path / "gone", "run") == (Span(T0 + 1, T0 + 3),)
     assert "cannot be kept fresh (" in caplog.text
     assert "run more rollouts again" in caplog.text
 
@@ -227,3 +233,10 @@ def test_life_begins_with_the_first_rollout_that_it_creates(tmp_path: Path, cloc
             clock.now += 10
             proof.seen(header(moment))
         assert read_lives(folder, "run") == (Span(T0 + 0.25, T0 + 60),)
+
+
+def test_temp_file_of_a_killed_writer_is_removed_at_the_next_start(tmp_path: Path, clock: Steady) -> None:
+    """It is named like every other temp file of the package."""
+    proof = live(tmp_path, clock, T0)
+    proof._temp.write_text("{")
+    assert remove_leftover_temps(tmp_path) == [proof._temp]
