@@ -203,6 +203,13 @@ class Stage:
             f"rollouts in {states}",
         )
 
+    def wait_started(self) -> None:
+        """Wait until the server shows none of its rollouts as queued: agents run before their state says so."""
+        wait_until(
+            lambda: all(record["status"]["state"] != "queuing" for record in self.services.rollouts().values()),
+            "no rollout in the queue",
+        )
+
     def wait_proof(self, moment: float) -> None:
         """Wait until the trainer has shown that it lived after `moment`, Unix seconds."""
         path = self.out_dir / "agentlightning_alive.json"

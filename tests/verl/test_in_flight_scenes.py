@@ -211,6 +211,7 @@ def test_fork_leaves_the_rollouts_of_the_living_parent_alone(make_stage: StageMa
         parent.wait_seen(ids_of(stage.wait_agents(1, "end", 4) + stage.wait_agents(1, "end", 5)))
         stage.wait_agents(1, "at gate", 4)
         stage.wait_agents(1, "at gate", 5)
+        stage.wait_started()
         rollouts = stage.services.rollouts()
         assert len(rollouts) == 8
         stage.plan()
@@ -371,6 +372,7 @@ def test_rollouts_of_others_stay_and_leftovers_go(make_stage: StageMaker) -> Non
             )
         ]
         stage.wait_agents(3, "at gate", 90)
+        stage.wait_started()
         stage.wait_states(dict.fromkeys(ids_of(stage.wait_agents(3, "end", 91)), "succeeded"))
 
         def foreign() -> dict[str, Any]:
@@ -397,6 +399,7 @@ def test_rollouts_of_others_stay_and_leftovers_go(make_stage: StageMaker) -> Non
         # Killed right after it has enqueued: nobody has started these.
         stage.wait_agents(2, "at gate", 2)
         stage.wait_agents(2, "at gate", 3)
+        stage.wait_started()
         stage.services.hold_controller()
         lives.append(stage.start_life(die_at=("enqueued", 2)).wait_killed())
         queued = {rid for rid, rollout in ours().items() if rollout["status"]["state"] == "queuing"}
