@@ -111,6 +111,18 @@ def create_rollouts(manager: Any, requests: list[dict[str, Any]]) -> None:
         )
 
 
+def delete_models(client: Any) -> None:
+    """Forget the registered model endpoints: they are a dead trainer's.
+
+    The trainer does the same, but only after it has opened the gateway. A request that slips in between is tried for
+    13 s, or hangs if the host has vanished.
+
+    Raises:
+        ServerError: The server refused.
+    """
+    _ask(client, "DELETE", "/api/models", "the registered models", lambda answer: None)
+
+
 def num_proxied_requests(client: Any) -> int:
     """Model requests that the gateway is forwarding right now.
 

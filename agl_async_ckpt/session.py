@@ -121,7 +121,7 @@ class Session:
         )
 
     def before_rollout(self, trainer: Any) -> None:
-        """Wait for the server before the first rollout of a start, and see that it takes our key.
+        """Wait for the server before the first rollout of a start, and close the way to a dead trainer's models.
 
         Raises:
             ServerError: It cannot be reached, or refuses us.
@@ -129,7 +129,7 @@ class Session:
         if not self._server_reached:
             client = capture.agl_client(trainer)
             agl_server.wait_until_reachable(client, wait_s=self.config.server_wait_s)
-            agl_server.num_proxied_requests(client)  # its health check asks for no key
+            agl_server.delete_models(client)  # also shows whether our key is right: the health check asks for none
             self._server_reached = True
 
     def count_stale(self, trainer: Any) -> None:

@@ -228,6 +228,7 @@ def failing_calls() -> dict[str, tuple[Callable[[Any], Any], str]]:
             "2 rollouts, the first is r-18",
         ),
         "proxy": (agl_server.num_proxied_requests, "the gateway's state"),
+        "models": (agl_server.delete_models, "the registered models"),
     }
 
 

@@ -214,13 +214,18 @@ def test_fork_leaves_the_rollouts_of_the_living_parent_alone(make_stage: StageMa
         stage.wait_started()
         rollouts = stage.services.rollouts()
         assert len(rollouts) == 8
-        stage.plan()
+        # Nobody asks a model of a life that has ended: the gateway would try it for 13 s.
+        later = [["gate:parent", *ENDS]]
+        stage.plan(default=["gate:fork", *ENDS], row6=later, row7=later)
         fork_dir = stage.folder / "fork"
         by_path = {"resume_mode": "resume_path", "resume_from_path": f"{stage.out_dir}/global_step_1/"}
         # Its first start dies early; the second begins at the parent's checkpoint again, and clears up after the first.
         early = stage.start_life(out_dir=fork_dir, die_at=("enqueued", 2), **by_path).wait_killed()
         assert set(early.posted_ids) <= set(stage.services.rollouts())
-        fork = stage.start_life(out_dir=fork_dir, **by_path).wait_end()
+        handle = stage.start_life(out_dir=fork_dir, **by_path)
+        handle.wait_reached("enqueued", 2)
+        stage.open("fork")
+        fork = handle.wait_end()
         after = stage.services.rollouts()
         assert not set(early.posted_ids) & set(after)
         assert {rid: after.get(rid) for rid in rollouts} == rollouts
@@ -237,8 +242,10 @@ def test_fork_leaves_the_rollouts_of_the_living_parent_alone(make_stage: StageMa
         left_by_fork = set(after) & set(fork.posted_ids)
         assert left_by_fork
         before = parent.kill()
-        stage.open("held")
-        second = stage.start_life().wait_end()
+        handle = stage.start_life()
+        handle.wait_reached("enqueued", 2)
+        stage.open("held", "parent")
+        second = handle.wait_end()
         stage.check(truth, before, second)
         assert_trained_what_agents_did([second], stage.agents())
         assert left_by_fork <= set(stage.services.rollouts())
@@ -561,9 +568,11 @@ def test_second_death_before_the_first_save_costs_nothing(make_stage: StageMaker
         stage.wait_agents(4, "start", 3)
         stage.wait_proof(time.time())
         lives.append(second.kill())
-        stage.open("second")
 
-        third = stage.start_life().wait_end()
+        handle = stage.start_life()
+        handle.wait_reached("enqueued", 2)
+        stage.open("second")
+        third = handle.wait_end()
         lives.append(third)
         stage.check(truth, *lives)
         assert_trained_what_agents_did(lives, stage.agents())
@@ -607,7 +616,7 @@ def test_server_that_answers_wrongly_is_named_and_costs_nothing(make_stage: Stag
     """401, 409, 500, 404 and no JSON at a resume: an error with URL and rollout; then the run goes on."""
     with make_stage("8/2/4", total_steps=3) as stage:
         truth = stage.truth(3)
-        stage.plan(row2=[["gate:held", *ENDS], ENDS], row3=[["gate:held", *ENDS], ENDS])
+        stage.plan(**{f"row{row}": [["gate:held", *ENDS]] for row in (2, 3, 4, 5)})
         first = stage.start_life(die_at=("saved", 1))
         for row in (2, 3):
             stage.wait_agents(1, "at gate", row)
@@ -642,6 +651,8 @@ def test_server_that_answers_wrongly_is_named_and_costs_nothing(make_stage: Stag
             meddler.rules = {}
         resume_fails(meddler.url, "not reachable", **url, extension={"server_wait_s": 1.0})
 
+        handle = stage.start_life()
+        handle.wait_reached("enqueued", 2)
         stage.open("held")
-        lives.append(stage.start_life().wait_end())
+        lives.append(handle.wait_end())
         stage.check(truth, *lives)
