@@ -78,6 +78,10 @@ def test_resume_from_every_step_is_exact(server: AglServer, tmp_path: Path, case
         assert len(life.pulls[step + 1]) == run.B, "B inputs, not A"
         started = server.agents.starts[num_starts:]
         assert not {rid for rid, _ in started} & known, "an old id is never started again"
+        rollouts = [rollout for group in saved_state(tmp_path / "out", step).carry_over for rollout in group.rollouts]
+        num_lost = 0 if alive else sum(rollout.finished is None for rollout in rollouts)
+        assert len(started) == num_lost + run.B * run.rollout_n, "what nobody has, and what is new"
+        assert sorted(life.steps[step + 1].updated) == sorted(whole.steps[step + 1].updated), "tokens of each rollout"
 
 
 # --- generations and rollback ---------------------------------------------------------------------------------------
