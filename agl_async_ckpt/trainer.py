@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from agl_async_ckpt import capture
 from agl_async_ckpt._logging import ensure_visible
-from agl_async_ckpt.drain import DrainClient
+from agl_async_ckpt.checkpoint.resume import load_checkpoint
+from agl_async_ckpt.checkpoint.save import save_checkpoint
+from agl_async_ckpt.checkpoint.session import Session
 from agl_async_ckpt.exceptions import ActivationError
-from agl_async_ckpt.resume import load_checkpoint
-from agl_async_ckpt.save import save_checkpoint
-from agl_async_ckpt.session import Session
+from agl_async_ckpt.in_flight.drain import DrainClient
 
 if TYPE_CHECKING:
     _Trainer = Any

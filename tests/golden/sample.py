@@ -179,6 +179,6 @@ def _tensor_bytes(tensor: torch.Tensor) -> bytes:
 
 
 if __name__ == "__main__":
-    from agl_async_ckpt.storage import commit_state
+    from agl_async_ckpt.storage.commit import commit_state
 
     commit_state(sample_state(), Path(sys.argv[1]))

@@ -127,7 +127,7 @@ def prove_life_until_now(out_dir: Path) -> None:
 
 def saved_state(out_dir: Path, step: int) -> Any:
     """The input state that a checkpoint holds."""
-    from agl_async_ckpt.storage import load_state
+    from agl_async_ckpt.storage.commit import load_state
 
     return load_state(out_dir / f"global_step_{step}")
 

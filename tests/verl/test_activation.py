@@ -25,7 +25,7 @@ require_frameworks()
 
 from agl_async_ckpt import _logging, activation, capture, trainer, worker  # noqa: E402
 from agl_async_ckpt.exceptions import ActivationError  # noqa: E402
-from agl_async_ckpt.layout import FILE_NAME  # noqa: E402
+from agl_async_ckpt.storage.layout import FILE_NAME  # noqa: E402
 from agl_async_ckpt.trainer import AsyncCheckpointMixin, CheckpointOverrides, extend  # noqa: E402
 
 REPO_DIR = Path(__file__).parents[2]
@@ -398,7 +398,7 @@ def test_log_line_is_visible_where_verl_hides_info(our_logger: logging.Logger, r
     """Once, through the handler that is there, however often it is asked for."""
     _logging.ensure_visible()
     _logging.ensure_visible()
-    logging.getLogger("agl_async_ckpt.session").info("active")
+    logging.getLogger("agl_async_ckpt.checkpoint.session").info("active")
     logging.getLogger("other").info("hidden")
     assert root_at_warning == ["active"]
     assert our_logger.handlers == []
@@ -408,7 +408,7 @@ def test_log_level_of_the_user_is_respected(our_logger: logging.Logger, root_at_
     """Whoever set a level on our logger has decided."""
     our_logger.setLevel(logging.ERROR)
     _logging.ensure_visible()
-    logging.getLogger("agl_async_ckpt.session").info("active")
+    logging.getLogger("agl_async_ckpt.checkpoint.session").info("active")
     assert root_at_warning == []
 
 
@@ -419,5 +419,5 @@ def test_log_line_is_visible_without_any_handler(
     logging.getLogger().handlers[:] = []
     _logging.ensure_visible()
     _logging.ensure_visible()
-    logging.getLogger("agl_async_ckpt.session").info("active")
+    logging.getLogger("agl_async_ckpt.checkpoint.session").info("active")
     assert capsys.readouterr().err.count("active") == 1

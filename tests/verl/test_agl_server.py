@@ -16,8 +16,8 @@ pytest.importorskip("agentlightning")
 import httpx
 from agentlightning.client import AgentLightningSyncClient
 
-from agl_async_ckpt import agl_server
 from agl_async_ckpt.exceptions import ServerError
+from agl_async_ckpt.in_flight import agl_server
 from tests.rig.server import AglServer
 
 Answer = tuple[int, bytes]

@@ -16,7 +16,8 @@ require_frameworks()
 
 from agentlightning.verl.agl_rollout_manager import EnqueuedRollout  # noqa: E402
 
-from agl_async_ckpt.carry_over import (  # noqa: E402
+from agl_async_ckpt.exceptions import ServerError  # noqa: E402
+from agl_async_ckpt.in_flight.carry_over import (  # noqa: E402
     REPLACES_KEY,
     RUN_ID_KEY,
     InFlight,
@@ -24,8 +25,7 @@ from agl_async_ckpt.carry_over import (  # noqa: E402
     creation,
     resized,
 )
-from agl_async_ckpt.exceptions import ServerError  # noqa: E402
-from agl_async_ckpt.kept_events import json_bytes  # noqa: E402
+from agl_async_ckpt.in_flight.kept_events import json_bytes  # noqa: E402
 from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup  # noqa: E402
 
 DEFAULT_CONFIG = {"timeout_seconds": 1800, "local": {"agent_class": "a:B", "env_map": {}}}

@@ -21,8 +21,9 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.extra import numpy as hnp  # noqa: E402
 
-from agl_async_ckpt import codec, codec_arrays  # noqa: E402
-from agl_async_ckpt.codec import (  # noqa: E402
+from agl_async_ckpt.codec import arrays as codec_arrays  # noqa: E402
+from agl_async_ckpt.codec import values as codec  # noqa: E402
+from agl_async_ckpt.codec.values import (  # noqa: E402
     MAX_DEPTH,
     TAG,
     check_batch_encodable,

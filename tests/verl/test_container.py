@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from agl_async_ckpt import container
-from agl_async_ckpt.container import is_whole_zip, read_trailer, read_verified, verify
 from agl_async_ckpt.exceptions import (
     CheckpointNotFoundError,
     DamagedStateError,
@@ -26,8 +24,10 @@ from agl_async_ckpt.exceptions import (
     StateFormatError,
     UnsupportedVersionError,
 )
-from agl_async_ckpt.trailer import BLANK_DIGEST, FORMAT_VERSION, MAX_TRAILER_BYTES, Trailer
-from agl_async_ckpt.writer import TrailerWriter
+from agl_async_ckpt.storage import container
+from agl_async_ckpt.storage.container import is_whole_zip, read_trailer, read_verified, verify
+from agl_async_ckpt.storage.trailer import BLANK_DIGEST, FORMAT_VERSION, MAX_TRAILER_BYTES, Trailer
+from agl_async_ckpt.storage.writer import TrailerWriter
 
 READERS = [read_trailer, verify, read_verified]
 COUNTS = {

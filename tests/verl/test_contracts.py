@@ -24,7 +24,8 @@ import numpy as np  # noqa: E402
 from agentlightning.verl import trainer as trainer_module  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
-from agl_async_ckpt import activation, capture, layout  # noqa: E402
+from agl_async_ckpt import activation, capture  # noqa: E402
+from agl_async_ckpt.storage import layout  # noqa: E402
 from agl_async_ckpt.trainer import CheckpointOverrides  # noqa: E402
 from tests.contract import agl, bare_trainer, enqueued  # noqa: E402
 

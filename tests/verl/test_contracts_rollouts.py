@@ -22,7 +22,8 @@ from agentlightning.verl.agl_rollout_manager import (  # noqa: E402
 )
 from omegaconf import OmegaConf  # noqa: E402
 
-from agl_async_ckpt import capture, carry_over, drain  # noqa: E402
+from agl_async_ckpt import capture  # noqa: E402
+from agl_async_ckpt.in_flight import carry_over, drain  # noqa: E402
 from tests.contract import agl, bare_trainer, enqueued  # noqa: E402
 
 Trainer: Any = trainer_module.AgentLightningRayPPOTrainer

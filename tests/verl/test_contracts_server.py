@@ -18,7 +18,8 @@ import httpx  # noqa: E402
 from agentlightning.client import AgentLightningSyncClient  # noqa: E402
 from agentlightning.schemas import TERMINAL_STATES, EventCreate, RolloutCreate, RolloutState  # noqa: E402
 
-from agl_async_ckpt import agl_server, capture, carry_over, drain, kept_events  # noqa: E402
+from agl_async_ckpt import capture  # noqa: E402
+from agl_async_ckpt.in_flight import agl_server, carry_over, drain, kept_events  # noqa: E402
 from agl_async_ckpt.state import FinishedRollout  # noqa: E402
 from tests.contract import agl  # noqa: E402
 from tests.rig.server import AglServer  # noqa: E402

@@ -19,8 +19,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from verl.trainer.main_ppo import create_rl_sampler  # noqa: E402
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer  # noqa: E402
 
-from agl_async_ckpt import capture, layout  # noqa: E402
+from agl_async_ckpt import capture  # noqa: E402
 from agl_async_ckpt.exceptions import ActivationError, StateMismatchError  # noqa: E402
+from agl_async_ckpt.storage import layout  # noqa: E402
 from tests.contract import broken  # noqa: E402
 from tests.rig.settings import RunSettings, compose_config  # noqa: E402
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agl_async_ckpt import drain
-from agl_async_ckpt.drain import DrainClient
+from agl_async_ckpt.in_flight import drain
+from agl_async_ckpt.in_flight.drain import DrainClient
 
 DATE = "Tue, 14 Nov 2023 22:13:20 GMT"
 
@@ -135,8 +135,8 @@ def test_each_answer_proves_life(clock: SimpleNamespace) -> None:
 
 def session(num_stale: int, drain_wait_s: float = 120.0) -> Any:
     """A session that saw `num_stale` requests before any model of ours was registered."""
+    from agl_async_ckpt.checkpoint.session import Session
     from agl_async_ckpt.config import AsyncCheckpointConfig
-    from agl_async_ckpt.session import Session
 
     built = object.__new__(Session)
     built.config = AsyncCheckpointConfig(drain_wait_s=drain_wait_s)

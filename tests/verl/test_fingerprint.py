@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agl_async_ckpt.fingerprint import Difference, differences, explain, take_fingerprint
+from agl_async_ckpt.checkpoint.fingerprint import Difference, differences, explain, take_fingerprint
 from agl_async_ckpt.state import Fingerprint, InFlightRollout, InputState, PromptGroup
 
 MUST = {

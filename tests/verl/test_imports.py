@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-LIGHT = ["state", "container", "trailer", "layout", "files", "writer", "seal", "steps", "exceptions"]
+LIGHT = [
+    "state",
+    "exceptions",
+    *(f"storage.{name}" for name in ("container", "trailer", "layout", "files", "writer", "seal", "steps")),
+]
 HEAVY = ["torch", "numpy", "pickle", "ray", "verl", "agentlightning", "torchdata", "pydantic"]
 
 PROBE = """
@@ -26,8 +30,8 @@ class Block(importlib.abc.MetaPathFinder):
             raise ImportError(name)
 sys.meta_path.insert(0, Block())
 from pathlib import Path
-from agl_async_ckpt.container import read_trailer, verify
-from agl_async_ckpt.steps import list_steps
+from agl_async_ckpt.storage.container import read_trailer, verify
+from agl_async_ckpt.storage.steps import list_steps
 path = Path(sys.argv[1])
 assert verify(path) == read_trailer(path)
 print(verify(path).global_step, list_steps(sys.argv[2]))
@@ -50,7 +54,9 @@ def test_storage_imports_torch_and_nothing_of_the_training_stack() -> None:
     """The core works with torch and numpy alone."""
     pytest.importorskip("torch")
     pytest.importorskip("numpy")
-    assert run(PROBE, "storage,codec,state_codec", "ray,verl,agentlightning,torchdata,pydantic") == ""
+    assert (
+        run(PROBE, "storage.commit,codec.values,codec.input_state", "ray,verl,agentlightning,torchdata,pydantic") == ""
+    )
 
 
 def test_file_is_verified_where_torch_is_absent(tmp_path: Path) -> None:

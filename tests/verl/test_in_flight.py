@@ -17,9 +17,9 @@ require_frameworks()
 
 import httpx  # noqa: E402
 
-from agl_async_ckpt.carry_over import RUN_ID_KEY  # noqa: E402
 from agl_async_ckpt.exceptions import ServerError  # noqa: E402
-from agl_async_ckpt.kept_events import json_bytes  # noqa: E402
+from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY  # noqa: E402
+from agl_async_ckpt.in_flight.kept_events import json_bytes  # noqa: E402
 from tests.rig.agents import row_of  # noqa: E402
 from tests.rig.in_flight import (  # noqa: E402
     FOREVER,

@@ -15,7 +15,7 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
-from agl_async_ckpt.carry_over import REPLACES_KEY, RUN_ID_KEY  # noqa: E402
+from agl_async_ckpt.in_flight.carry_over import REPLACES_KEY, RUN_ID_KEY  # noqa: E402
 from tests.rig.agents import row_of  # noqa: E402
 from tests.rig.in_flight import (  # noqa: E402
     SiblingAgents,

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, given, note  # noqa: E402
 from hypothesis import settings as profile  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from agl_async_ckpt.carry_over import RUN_ID_KEY  # noqa: E402
+from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY  # noqa: E402
 from tests.rig.agents import row_of  # noqa: E402
 from tests.rig.in_flight import SiblingAgents, SiblingPlan, begin, end, prove_life, saved_state  # noqa: E402
 from tests.rig.life import run_life  # noqa: E402

@@ -17,7 +17,7 @@ from agentlightning.schemas import EventCreate, Rollout  # noqa: E402
 from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager  # noqa: E402
 from packaging.version import Version  # noqa: E402
 
-from agl_async_ckpt.kept_events import (  # noqa: E402
+from agl_async_ckpt.in_flight.kept_events import (  # noqa: E402
     append_event,
     has_reward,
     json_bytes,

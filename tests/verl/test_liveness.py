@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from agl_async_ckpt import liveness
-from agl_async_ckpt.files import remove_leftover_temps
-from agl_async_ckpt.liveness import ALIVE_FILE_NAME, ProofOfLife, Span, read_lives, within_one_life
+from agl_async_ckpt.in_flight import liveness
+from agl_async_ckpt.in_flight.liveness import ALIVE_FILE_NAME, ProofOfLife, Span, read_lives, within_one_life
+from agl_async_ckpt.storage.files import remove_leftover_temps
 
 T0 = 1_700_000_000.0
 

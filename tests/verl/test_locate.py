@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from agl_async_ckpt.checkpoint.locate import explicit_step, latest_step, locate, output_folder, verl_choice
 from agl_async_ckpt.exceptions import CheckpointNotFoundError, StateMismatchError
-from agl_async_ckpt.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name
-from agl_async_ckpt.locate import explicit_step, latest_step, locate, output_folder, verl_choice
-from agl_async_ckpt.seal import write_seal
-from agl_async_ckpt.writer import TrailerWriter
+from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name
+from agl_async_ckpt.storage.seal import write_seal
+from agl_async_ckpt.storage.writer import TrailerWriter
 from tests.verl.test_container import archive, trailer
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agl_async_ckpt.report import ResumeReport
-from agl_async_ckpt.settle import Outcome
+from agl_async_ckpt.checkpoint.report import ResumeReport
+from agl_async_ckpt.in_flight.settle import Outcome
 
 
 def report(**changes: int) -> ResumeReport:

@@ -394,15 +394,15 @@ def test_file_of_a_newer_version_is_refused(
     run: RunSettings, saved: tuple[Life, Path], server: AglServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C26: the error names both format versions."""
-    from agl_async_ckpt import storage, trailer
+    from agl_async_ckpt.storage import commit, trailer
 
-    state = storage.load_state(saved[1] / "global_step_3")
-    modules = [module for module in (trailer, storage) if hasattr(module, "FORMAT_VERSION")]
+    state = commit.load_state(saved[1] / "global_step_3")
+    modules = [module for module in (trailer, commit) if hasattr(module, "FORMAT_VERSION")]
     assert modules
     with monkeypatch.context() as patch:
         for module in modules:
             patch.setattr(module, "FORMAT_VERSION", 99)
-        storage.commit_state(state, saved[1] / "global_step_3")
+        commit.commit_state(state, saved[1] / "global_step_3")
     refused(by_path(run, saved[1] / "global_step_3"), saved[1], server, UnsupportedVersionError, r"(?s)99")
 
 
@@ -458,7 +458,7 @@ def test_reset_begins_the_changed_inputs_at_their_first_row(
 
 def test_reset_keeps_the_generators(run: RunSettings, saved: tuple[Life, Path], server: AglServer) -> None:
     """on_mismatch=reset drops the position, not the driver's generators: they are put back with step and weights."""
-    from agl_async_ckpt.storage import load_state
+    from agl_async_ckpt.storage.commit import load_state
 
     states: list[Any] = []
 
@@ -493,7 +493,7 @@ def test_changed_batch_sizes_keep_the_place(server: AglServer, tmp_path: Path, b
 
 def test_c28_step_numbers_agree_everywhere(run: RunSettings, saved: tuple[Life, Path], server: AglServer) -> None:
     """C28: the step in the file is that of its folder and of the tracker; the first resumed step is the next."""
-    from agl_async_ckpt.storage import load_state
+    from agl_async_ckpt.storage.commit import load_state
 
     _, folder = saved
     assert (folder / TRACKER).read_text() == "3"
@@ -511,7 +511,7 @@ def test_file_loads_with_weights_only(saved: tuple[Life, Path]) -> None:
 
 def test_state_in_the_file_is_the_trainers_position(saved: tuple[Life, Path]) -> None:
     """Epoch, tail and groups in flight, in their order, as the trainer held them at the save."""
-    from agl_async_ckpt.storage import load_state
+    from agl_async_ckpt.storage.commit import load_state
 
     life, folder = saved
     for step in (1, 2, 3):

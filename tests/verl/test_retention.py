@@ -10,7 +10,7 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
-from agl_async_ckpt.layout import FILE_NAME, SEAL_NAME  # noqa: E402
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME  # noqa: E402
 from tests.rig.life import run_life  # noqa: E402
 from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
 from tests.rig.server import AglServer  # noqa: E402

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agl_async_ckpt import run_identity
 from agl_async_ckpt.exceptions import DamagedStateError, StateWriteError
-from agl_async_ckpt.run_identity import RUN_FILE_NAME, note_first_step, open_run, read_run
+from agl_async_ckpt.storage import run_identity
+from agl_async_ckpt.storage.run_identity import RUN_FILE_NAME, note_first_step, open_run, read_run
 
 
 def test_new_folder_gets_an_identity_of_its_own(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from agl_async_ckpt import files, seal
 from agl_async_ckpt.exceptions import (
     CheckpointNotFoundError,
     DamagedStateError,
     StateWriteError,
     UnsupportedVersionError,
 )
-from agl_async_ckpt.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME
-from agl_async_ckpt.seal import check_seal, read_seal, write_seal
+from agl_async_ckpt.storage import files, seal
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.seal import check_seal, read_seal, write_seal
 from tests.verl.test_container import archive, write
 
 

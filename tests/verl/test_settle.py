@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("agentlightning")
 
-from agl_async_ckpt.carry_over import RUN_ID_KEY, InFlight, Tracked
-from agl_async_ckpt.liveness import Span
-from agl_async_ckpt.settle import Outcome, Policy, decide, reclaimable, trusted
+from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY, InFlight, Tracked
+from agl_async_ckpt.in_flight.liveness import Span
+from agl_async_ckpt.in_flight.settle import Outcome, Policy, decide, reclaimable, trusted
 from agl_async_ckpt.state import FinishedRollout
 
 LIVES = (Span(10.0, 20.0), Span(30.0, 40.0))

@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("numpy")
 
+from agl_async_ckpt.codec.input_state import decode_state, encode_state  # noqa: E402
 from agl_async_ckpt.exceptions import DamagedStateError, UnencodableValueError  # noqa: E402
 from agl_async_ckpt.state import FinishedRollout, InFlightRollout, InputState, PromptGroup  # noqa: E402
-from agl_async_ckpt.state_codec import decode_state, encode_state  # noqa: E402
 from tests.golden.sample import assert_same, sample_state, small_state  # noqa: E402
 
 

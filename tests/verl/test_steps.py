@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agl_async_ckpt.container import FILE_NAME
 from agl_async_ckpt.exceptions import CheckpointNotFoundError
-from agl_async_ckpt.layout import SEAL_NAME, step_name
-from agl_async_ckpt.seal import write_seal
-from agl_async_ckpt.steps import (
+from agl_async_ckpt.storage.container import FILE_NAME
+from agl_async_ckpt.storage.layout import SEAL_NAME, step_name
+from agl_async_ckpt.storage.seal import write_seal
+from agl_async_ckpt.storage.steps import (
     TRACKER_NAME,
     StepInfo,
     TrackerProblem,

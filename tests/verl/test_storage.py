@@ -18,8 +18,7 @@ import pytest
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
-from agl_async_ckpt import files, state_codec, storage, trailer, writer  # noqa: E402
-from agl_async_ckpt.container import read_trailer, verify  # noqa: E402
+from agl_async_ckpt.codec import input_state as state_codec  # noqa: E402
 from agl_async_ckpt.exceptions import (  # noqa: E402
     CheckpointNotFoundError,
     DamagedStateError,
@@ -30,7 +29,10 @@ from agl_async_ckpt.exceptions import (  # noqa: E402
     UnencodableValueError,
     UnsupportedVersionError,
 )
-from agl_async_ckpt.storage import FILE_NAME, commit_state, load_state, remove_leftover_temps  # noqa: E402
+from agl_async_ckpt.storage import commit as storage  # noqa: E402
+from agl_async_ckpt.storage import files, trailer, writer  # noqa: E402
+from agl_async_ckpt.storage.commit import FILE_NAME, commit_state, load_state, remove_leftover_temps  # noqa: E402
+from agl_async_ckpt.storage.container import read_trailer, verify  # noqa: E402
 from tests.golden.sample import GOLDEN, assert_same, sample_state, small_state  # noqa: E402
 
 
@@ -584,8 +586,8 @@ def test_read_only_disk_is_a_clear_error(tiny_disk: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from agl_async_ckpt import files
-from agl_async_ckpt.storage import commit_state
+from agl_async_ckpt.storage import files
+from agl_async_ckpt.storage.commit import commit_state
 from tests.golden.sample import small_state
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agl_async_ckpt import agl_server
-from agl_async_ckpt.carry_over import RUN_ID_KEY, InFlight
-from agl_async_ckpt.kept_events import has_reward
-from agl_async_ckpt.liveness import Span, within_one_life
+from agl_async_ckpt.in_flight import agl_server
+from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY, InFlight
+from agl_async_ckpt.in_flight.kept_events import has_reward
+from agl_async_ckpt.in_flight.liveness import Span, within_one_life
 from agl_async_ckpt.state import FinishedRollout
 
 log = logging.getLogger(__name__)

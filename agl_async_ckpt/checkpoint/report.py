@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agl_async_ckpt.settle import Outcome
+from agl_async_ckpt.in_flight.settle import Outcome
 
 MAX_IDS = 3
 

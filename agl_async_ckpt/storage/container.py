@@ -24,8 +24,8 @@ from agl_async_ckpt.exceptions import (
     DamagedStateError,
     ForeignFormatError,
 )
-from agl_async_ckpt.layout import FILE_NAME
-from agl_async_ckpt.trailer import (
+from agl_async_ckpt.storage.layout import FILE_NAME
+from agl_async_ckpt.storage.trailer import (
     BLANK_DIGEST,
     DIGEST_END,
     FORMAT_NAME,

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt import capture
+from agl_async_ckpt.checkpoint.fingerprint import differences, explain
+from agl_async_ckpt.checkpoint.locate import locate, output_folder, verl_choice
+from agl_async_ckpt.checkpoint.report import ResumeReport
+from agl_async_ckpt.checkpoint.retention import remove_leftovers
+from agl_async_ckpt.checkpoint.session import Session
 from agl_async_ckpt.config import SECTION
-from agl_async_ckpt.container import verify
 from agl_async_ckpt.exceptions import (
     DamagedStateError,
     MissingStateError,
@@ -18,17 +22,13 @@ from agl_async_ckpt.exceptions import (
     StateMismatchError,
     describe,
 )
-from agl_async_ckpt.files import publish, write_all
-from agl_async_ckpt.fingerprint import differences, explain
-from agl_async_ckpt.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME, parse_step
-from agl_async_ckpt.locate import locate, output_folder, verl_choice
-from agl_async_ckpt.report import ResumeReport
-from agl_async_ckpt.retention import remove_leftovers
-from agl_async_ckpt.run_identity import open_run, read_run
-from agl_async_ckpt.session import Session
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.steps import TrackerProblem, inspect_step, list_steps, read_tracker
-from agl_async_ckpt.storage import load_state
+from agl_async_ckpt.storage.commit import load_state
+from agl_async_ckpt.storage.container import verify
+from agl_async_ckpt.storage.files import publish, write_all
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME, parse_step
+from agl_async_ckpt.storage.run_identity import open_run, read_run
+from agl_async_ckpt.storage.steps import TrackerProblem, inspect_step, list_steps, read_tracker
 
 log = logging.getLogger(__name__)
 

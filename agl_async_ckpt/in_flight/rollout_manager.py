@@ -11,9 +11,10 @@ from typing import Any
 
 import wrapt
 
-from agl_async_ckpt import agl_server, capture
-from agl_async_ckpt.carry_over import InFlight
-from agl_async_ckpt.kept_events import append_event, is_answer, kept_events, measured, with_events
+from agl_async_ckpt import capture
+from agl_async_ckpt.in_flight import agl_server
+from agl_async_ckpt.in_flight.carry_over import InFlight
+from agl_async_ckpt.in_flight.kept_events import append_event, is_answer, kept_events, measured, with_events
 
 
 class TaggingClient(wrapt.ObjectProxy):

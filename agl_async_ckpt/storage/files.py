@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agl_async_ckpt.exceptions import StateWriteError
-from agl_async_ckpt.layout import TRACKER_NAME, parse_step
+from agl_async_ckpt.storage.layout import TRACKER_NAME, parse_step
 
 _NAME = re.compile(rf"agentlightning_[a-z]+\.[a-z]+|{re.escape(TRACKER_NAME)}")
 _TEMP_NAME = re.compile(rf"\.({_NAME.pattern})\.[0-9]+\.[0-9a-f]{{8}}\.tmp")

@@ -9,9 +9,9 @@ from typing import Any
 
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import CheckpointNotFoundError, StateMismatchError
-from agl_async_ckpt.layout import SEAL_NAME, TRACKER_NAME, parse_step
-from agl_async_ckpt.run_identity import read_run
-from agl_async_ckpt.steps import StepInfo, TrackerProblem, list_steps, read_tracker
+from agl_async_ckpt.storage.layout import SEAL_NAME, TRACKER_NAME, parse_step
+from agl_async_ckpt.storage.run_identity import read_run
+from agl_async_ckpt.storage.steps import StepInfo, TrackerProblem, list_steps, read_tracker
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agl_async_ckpt import agl_server, capture
-from agl_async_ckpt.kept_events import has_reward, json_bytes
+from agl_async_ckpt import capture
+from agl_async_ckpt.in_flight import agl_server
+from agl_async_ckpt.in_flight.kept_events import has_reward, json_bytes
 from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup
 
 log = logging.getLogger(__name__)

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from agl_async_ckpt import capture
-from agl_async_ckpt.container import read_trailer
+from agl_async_ckpt.checkpoint.retention import keep_one_more, remove_surplus, remove_unusable_inputs
+from agl_async_ckpt.checkpoint.session import Session
 from agl_async_ckpt.exceptions import ActivationError, ForeignFormatError, StateFormatError
-from agl_async_ckpt.files import remove_files
-from agl_async_ckpt.layout import FILE_NAME, SEAL_NAME
-from agl_async_ckpt.retention import keep_one_more, remove_surplus, remove_unusable_inputs
-from agl_async_ckpt.run_identity import note_first_step
-from agl_async_ckpt.seal import write_seal
-from agl_async_ckpt.session import Session
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.storage import commit_state
+from agl_async_ckpt.storage.commit import commit_state
+from agl_async_ckpt.storage.container import read_trailer
+from agl_async_ckpt.storage.files import remove_files
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME
+from agl_async_ckpt.storage.run_identity import note_first_step
+from agl_async_ckpt.storage.seal import write_seal
 
 log = logging.getLogger(__name__)
 

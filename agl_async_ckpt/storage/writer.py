@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
-from agl_async_ckpt.container import END_RECORD
-from agl_async_ckpt.files import write_all
-from agl_async_ckpt.trailer import BLANK_DIGEST, DIGEST_END, Trailer
+from agl_async_ckpt.storage.container import END_RECORD
+from agl_async_ckpt.storage.files import write_all
+from agl_async_ckpt.storage.trailer import BLANK_DIGEST, DIGEST_END, Trailer
 
 _BLOCK = 4 * 1024 * 1024
 _MAX_PENDING = 4

@@ -16,9 +16,9 @@ from typing import Any
 
 from agl_async_ckpt import capture
 from agl_async_ckpt.exceptions import AsyncCheckpointError
-from agl_async_ckpt.files import remove_files, remove_leftover_temps
-from agl_async_ckpt.layout import FILE_NAME, MODEL_FOLDERS, SEAL_NAME, parse_step, step_name
-from agl_async_ckpt.seal import read_seal
+from agl_async_ckpt.storage.files import remove_files, remove_leftover_temps
+from agl_async_ckpt.storage.layout import FILE_NAME, MODEL_FOLDERS, SEAL_NAME, parse_step, step_name
+from agl_async_ckpt.storage.seal import read_seal
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from agl_async_ckpt.container import Trailer, is_whole_zip, read_trailer, verify
 from agl_async_ckpt.exceptions import AsyncCheckpointError, CheckpointNotFoundError
-from agl_async_ckpt.layout import FILE_NAME, LOADER_FILE_NAME, TRACKER_NAME, parse_step
-from agl_async_ckpt.seal import Seal, read_seal, seal_problems
+from agl_async_ckpt.storage.container import Trailer, is_whole_zip, read_trailer, verify
+from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, TRACKER_NAME, parse_step
+from agl_async_ckpt.storage.seal import Seal, read_seal, seal_problems
 
 __all__ = ["TRACKER_NAME", "StepInfo", "TrackerProblem", "inspect_step", "list_steps", "parse_step", "read_tracker"]
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from agl_async_ckpt.codec_arrays import (
+from agl_async_ckpt.codec.arrays import (
     Array,
     check_tensor,
     unpack_array,

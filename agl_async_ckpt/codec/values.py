@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from agl_async_ckpt.codec_arrays import (
+from agl_async_ckpt.codec.arrays import (
     Array,
     pack_array,
     pack_bytes,
@@ -26,7 +26,7 @@ from agl_async_ckpt.codec_arrays import (
     pack_numbers,
     pack_tensor,
 )
-from agl_async_ckpt.codec_decode import TAG, Plain, decode_value
+from agl_async_ckpt.codec.decode import TAG, Plain, decode_value
 from agl_async_ckpt.exceptions import UnencodableValueError
 
 __all__ = ["MAX_DEPTH", "TAG", "Plain", "check_batch_encodable", "decode_value", "encode_batch", "encode_value"]

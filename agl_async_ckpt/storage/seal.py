@@ -13,15 +13,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from agl_async_ckpt.container import Trailer, read_trailer, verify
 from agl_async_ckpt.exceptions import (
     AsyncCheckpointError,
     CheckpointNotFoundError,
     DamagedStateError,
     UnsupportedVersionError,
 )
-from agl_async_ckpt.files import publish, sync_file, sync_folder, write_all, write_error
-from agl_async_ckpt.layout import FILE_NAME, LOADER_FILE_NAME, MODEL_FOLDERS, SEAL_NAME, TRACKER_NAME, parse_step
+from agl_async_ckpt.storage.container import Trailer, read_trailer, verify
+from agl_async_ckpt.storage.files import publish, sync_file, sync_folder, write_all, write_error
+from agl_async_ckpt.storage.layout import (
+    FILE_NAME,
+    LOADER_FILE_NAME,
+    MODEL_FOLDERS,
+    SEAL_NAME,
+    TRACKER_NAME,
+    parse_step,
+)
 
 __all__ = ["SEAL_NAME", "Seal", "check_seal", "read_seal", "seal_problems", "write_seal"]
 

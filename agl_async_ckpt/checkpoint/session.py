@@ -7,19 +7,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt import agl_server, capture
+from agl_async_ckpt import capture
 from agl_async_ckpt._version import __version__
-from agl_async_ckpt.carry_over import InFlight
-from agl_async_ckpt.codec import check_batch_encodable
+from agl_async_ckpt.checkpoint.fingerprint import take_fingerprint
+from agl_async_ckpt.checkpoint.report import ResumeReport
+from agl_async_ckpt.codec.values import check_batch_encodable
 from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config
-from agl_async_ckpt.fingerprint import take_fingerprint
-from agl_async_ckpt.layout import FILE_NAME
-from agl_async_ckpt.liveness import ProofOfLife
-from agl_async_ckpt.report import ResumeReport
-from agl_async_ckpt.rollout_manager import extended_manager
-from agl_async_ckpt.run_identity import RunIdentity
-from agl_async_ckpt.settle import Outcome, Policy, decide, reclaimable
+from agl_async_ckpt.in_flight import agl_server
+from agl_async_ckpt.in_flight.carry_over import InFlight
+from agl_async_ckpt.in_flight.liveness import ProofOfLife
+from agl_async_ckpt.in_flight.rollout_manager import extended_manager
+from agl_async_ckpt.in_flight.settle import Outcome, Policy, decide, reclaimable
 from agl_async_ckpt.state import Fingerprint, RngState, num_rows
+from agl_async_ckpt.storage.layout import FILE_NAME
+from agl_async_ckpt.storage.run_identity import RunIdentity
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from typing import Any, cast
 
 import torch
 
-from agl_async_ckpt.codec import TAG, Plain, decode_value, encode_batch, encode_value
-from agl_async_ckpt.codec_arrays import pack_bytes, unpack_bytes
+from agl_async_ckpt.codec.arrays import pack_bytes, unpack_bytes
+from agl_async_ckpt.codec.values import TAG, Plain, decode_value, encode_batch, encode_value
 from agl_async_ckpt.exceptions import DamagedStateError, UnencodableValueError, UnsupportedVersionError
 from agl_async_ckpt.state import Fingerprint, FinishedRollout, InFlightRollout, InputState, PromptGroup, RngState
-from agl_async_ckpt.trailer import FORMAT_NAME, FORMAT_VERSION
+from agl_async_ckpt.storage.trailer import FORMAT_NAME, FORMAT_VERSION
 
 _SHARED_FIELDS = frozenset({"input", "config", "metadata"})
 

@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 import torch
 
-from agl_async_ckpt.container import Trailer, read_verified
+from agl_async_ckpt.codec.input_state import decode_state, encode_state
 from agl_async_ckpt.exceptions import (
     AsyncCheckpointError,
     DamagedStateError,
@@ -23,12 +23,12 @@ from agl_async_ckpt.exceptions import (
     StateMismatchError,
     describe,
 )
-from agl_async_ckpt.files import make_folders, publish, remove_files, remove_leftover_temps, write_error
-from agl_async_ckpt.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, parse_step
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.state_codec import decode_state, encode_state
-from agl_async_ckpt.trailer import FORMAT_VERSION, parse_trailer
-from agl_async_ckpt.writer import TrailerWriter
+from agl_async_ckpt.storage.container import Trailer, read_verified
+from agl_async_ckpt.storage.files import make_folders, publish, remove_files, remove_leftover_temps, write_error
+from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, parse_step
+from agl_async_ckpt.storage.trailer import FORMAT_VERSION, parse_trailer
+from agl_async_ckpt.storage.writer import TrailerWriter
 
 __all__ = ["FILE_NAME", "commit_state", "load_state", "remove_leftover_temps"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.exceptions import DamagedStateError, StateWriteError
-from agl_async_ckpt.files import make_folders, publish, write_all
+from agl_async_ckpt.storage.files import make_folders, publish, write_all
 
 RUN_FILE_NAME = "agentlightning_run.json"
 FORMAT_VERSION = 1

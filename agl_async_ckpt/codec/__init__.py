@@ -1,0 +1,1 @@
+"""Values of an input state, as plain ones that `torch.load(weights_only=True)` takes, and back."""

@@ -1,0 +1,1 @@
+"""What lies on disk: names, durable files, the container, commit, seal, steps."""
