@@ -1,4 +1,4 @@
-"""Which checkpoint folder a start resumes from: what VERL would choose, with what VERL does not tolerate."""
+"""Which checkpoint folder a trainer's start resumes from: by its settings, then by what the folder holds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.config import SECTION
-from agl_async_ckpt.exceptions import CheckpointNotFoundError, StateMismatchError
-from agl_async_ckpt.storage.layout import SEAL_NAME, TRACKER_NAME, parse_step
-from agl_async_ckpt.storage.run_identity import read_run
-from agl_async_ckpt.storage.steps import StepInfo, TrackerProblem, list_steps, read_tracker
+from agl_async_ckpt.checkpoint.decision import MAX_LISTED, Decision, decide_latest
+from agl_async_ckpt.exceptions import CheckpointNotFoundError
+from agl_async_ckpt.storage.layout import parse_step
+from agl_async_ckpt.storage.steps import list_steps
 
 log = logging.getLogger(__name__)
-
-MAX_LISTED = 8
 
 
 def output_folder(trainer: Any) -> Path:
@@ -30,12 +27,34 @@ def locate(trainer: Any) -> Path | None:
         CheckpointNotFoundError: An explicit path is no checkpoint folder.
         StateMismatchError: There are steps, and none of them is complete.
     """
+    return follow(decide(trainer))
+
+
+def decide(trainer: Any) -> Decision:
+    """Decide where a start begins, without acting on it.
+
+    Raises:
+        CheckpointNotFoundError: An explicit path is no checkpoint folder.
+    """
     mode = trainer.config.trainer.resume_mode
     if mode == "disable":
-        return None
+        return Decision(reason="trainer.resume_mode=disable")
     if mode == "resume_path":
-        return explicit_step(trainer.config.trainer.resume_from_path)
-    return latest_step(output_folder(trainer))
+        return Decision(explicit_step(trainer.config.trainer.resume_from_path), "which trainer.resume_from_path names")
+    return decide_latest(output_folder(trainer))
+
+
+def follow(decision: Decision) -> Path | None:
+    """Return the folder to resume from, and log what is doubtful about it.
+
+    Raises:
+        AsyncCheckpointError: The start is refused.
+    """
+    if decision.error is not None:
+        raise decision.error
+    if decision.warning is not None:
+        log.warning("%s", decision.warning)
+    return decision.step_dir
 
 
 def verl_choice(trainer: Any) -> Path | None:
@@ -70,74 +89,4 @@ def explicit_step(resume_from_path: Any) -> Path:
         f"trainer.resume_from_path is no checkpoint folder: {resume_from_path}\n"
         "A checkpoint folder is <output folder>/global_step_<N>, as written by a save.\n"
         + ("Nearby:\n" + "\n".join(f"  {found}" for found in nearby) if nearby else "There are none nearby.")
-    )
-
-
-def latest_step(folder: Path) -> Path | None:
-    """Return the step that the tracker selects, or the newest complete one if the tracker cannot be followed.
-
-    A tracker that is empty, torn, or names a missing or incomplete step is warned about; `resume` repairs it once the
-    chosen step is verified.
-
-    Raises:
-        StateMismatchError: Steps exist and none is complete (but for a first save that never finished).
-    """
-    steps = list_steps(folder)
-    tracker = read_tracker(folder)
-    selected = next((step for step in steps if step.selected), None)
-    if selected is not None and (selected.complete or not selected.has_state):
-        return selected.path  # without a state it is a checkpoint of the plain trainer: the caller decides
-    if not steps:
-        if tracker is not None:
-            log.warning(
-                "%s, and there is no checkpoint beside it: training from scratch.", _doubt(folder, tracker, None)
-            )
-        return None
-    newest = next((step for step in reversed(steps) if step.complete), None)
-    if newest is None and tracker is None and _died_in_first_save(folder, steps):
-        log.warning("The first save of this run, %s, never finished: training from scratch.", steps[0].path)
-        return None
-    if newest is None:
-        raise StateMismatchError(_none_complete(folder, steps))
-    if selected is not None and selected.trailer is None:
-        # No crash leaves a damaged input file behind, so this is for a person to judge: reading it is refused by name.
-        return selected.path
-    log.warning("%s. Resuming from the newest complete checkpoint, %s.", _doubt(folder, tracker, selected), newest.path)
-    return newest.path
-
-
-def _died_in_first_save(folder: Path, steps: list[StepInfo]) -> bool:
-    """Whether all there is is the run's very first save, which was never published: no checkpoint is lost with it.
-
-    Tracker and seal are written last, so without both nothing ever was selectable. Not for a fork, which began from a
-    checkpoint elsewhere.
-    """
-    run = read_run(folder)
-    return (
-        run is not None
-        and run.parent_run_id is None
-        and [step.step for step in steps] == [run.first_step]
-        and not (steps[0].path / SEAL_NAME).exists()
-    )
-
-
-def _doubt(folder: Path, tracker: int | TrackerProblem | None, selected: StepInfo | None) -> str:
-    if tracker is None:
-        return f"{folder / TRACKER_NAME} is missing"
-    if isinstance(tracker, TrackerProblem):
-        return tracker.message.rstrip(".")
-    if selected is None:
-        return f"{folder / TRACKER_NAME} names step {tracker}, which does not exist"
-    return f"{selected.path} is not complete ({'; '.join(selected.problems)})"
-
-
-def _none_complete(folder: Path, steps: list[StepInfo]) -> str:
-    rows = [f"  {step.path.name}: {'; '.join(step.problems) or 'incomplete'}" for step in steps[-MAX_LISTED:]]
-    return "\n".join(
-        [
-            f"No checkpoint in {folder} is complete, and training from scratch would lose them silently.",
-            *rows,
-            "Repair one, name one with trainer.resume_mode=resume_path, or start in an empty trainer.default_local_dir"
-            f" ({SECTION} changes nothing here).",
-        ]
     )

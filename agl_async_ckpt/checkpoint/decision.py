@@ -1,0 +1,153 @@
+"""Where an automatic resume begins, and why: the step that the tracker names, or what VERL does not tolerate.
+
+A look at the folder, without a trainer: the resume acts on it and logs it, the command `plan` prints it. Imports
+neither torch nor numpy, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agl_async_ckpt.exceptions import AsyncCheckpointError, StateMismatchError
+from agl_async_ckpt.storage.layout import SEAL_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.run_identity import read_run
+from agl_async_ckpt.storage.steps import StepInfo, TrackerProblem, list_steps, read_tracker
+
+MAX_LISTED = 8
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where a start begins.
+
+    Attributes:
+        step_dir: `global_step_<N>` to resume from; None to train from scratch.
+        reason: Why, to follow the path or "training from scratch".
+        warning: What is wrong with the folder, though the start goes on.
+        error: Why the start is refused; then there is no `step_dir`.
+        repairs_tracker: The tracker is made to name `step_dir`, once that is verified.
+    """
+
+    step_dir: Path | None = None
+    reason: str = ""
+    warning: str | None = None
+    error: AsyncCheckpointError | None = None
+    repairs_tracker: bool = False
+
+
+class Position(Protocol):
+    """What is said of a saved position: a trailer has it, and a state."""
+
+    @property
+    def global_step(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def counts(self) -> Mapping[str, int]: ...
+
+
+def decide_latest(folder: Path) -> Decision:
+    """Decide what `trainer.resume_mode=auto` does: the tracker's step, or the newest complete one if it misleads.
+
+    A selected step without an input state (the plain trainer's) or with a damaged one (no crash leaves that behind) is
+    kept: whoever reads it says what that means.
+    """
+    try:
+        return _decide_latest(folder)
+    except AsyncCheckpointError as error:  # the run's identity cannot be read
+        return Decision(error=error)
+
+
+def _decide_latest(folder: Path) -> Decision:
+    steps = list_steps(folder)
+    tracker = read_tracker(folder)
+    selected = next((step for step in steps if step.selected), None)
+    chosen = f"which {TRACKER_NAME} names"
+    if selected is not None and (selected.complete or not selected.has_state):
+        return Decision(selected.path, chosen)
+    if not steps:
+        if tracker is None:
+            return Decision(reason=f"there is no checkpoint in {folder}")
+        doubt = f"{_doubt(folder, tracker, None)}, and there is no checkpoint beside it"
+        return Decision(reason=doubt, warning=f"{doubt}: training from scratch.")
+    newest = next((step for step in reversed(steps) if step.complete), None)
+    if newest is None and tracker is None and _died_in_first_save(folder, steps):
+        fact = f"The first save of this run, {steps[0].path}, never finished"
+        return Decision(reason=fact, warning=f"{fact}: training from scratch.")
+    if newest is None:
+        return Decision(error=StateMismatchError(_none_complete(folder, steps)))
+    if selected is not None and selected.trailer is None:
+        return Decision(selected.path, chosen)
+    return Decision(
+        newest.path,
+        "the newest complete checkpoint",
+        f"{_doubt(folder, tracker, selected)}. Resuming from the newest complete checkpoint, {newest.path}.",
+        repairs_tracker=True,
+    )
+
+
+def position_text(step_dir: Path, reason: str, position: Position) -> str:
+    """Say what a resume restores: in its log, and in `plan` beforehand.
+
+    Args:
+        step_dir: The checkpoint folder.
+        reason: Why this one, as in `Decision`.
+        position: Its trailer or state.
+    """
+    counts = position.counts
+    num_groups = counts["num_carry_over_groups"]
+    rollouts = (
+        f" ({plural(counts['num_carry_over_rollouts'], 'rollout')}, {counts['num_finished_rollouts']} finished)"
+        if num_groups
+        else ""
+    )
+    return (
+        f"Resuming the input stream from {step_dir}, {reason}: step {position.global_step}, epoch {position.epoch}, "
+        f"{plural(counts['num_buffered_inputs'], 'buffered input')} and {plural(num_groups, 'prompt group')} in flight"
+        f"{rollouts}."
+    )
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 rollout`, `2 rollouts`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _died_in_first_save(folder: Path, steps: list[StepInfo]) -> bool:
+    """Whether all there is is the run's very first save, which was never published: no checkpoint is lost with it.
+
+    Tracker and seal are written last, so without both nothing ever was selectable. Not for a fork, which began from a
+    checkpoint elsewhere.
+    """
+    run = read_run(folder)
+    return (
+        run is not None
+        and run.parent_run_id is None
+        and [step.step for step in steps] == [run.first_step]
+        and not (steps[0].path / SEAL_NAME).exists()
+    )
+
+
+def _doubt(folder: Path, tracker: int | TrackerProblem | None, selected: StepInfo | None) -> str:
+    if tracker is None:
+        return f"{folder / TRACKER_NAME} is missing"
+    if isinstance(tracker, TrackerProblem):
+        return tracker.message.rstrip(".")
+    if selected is None:
+        return f"{folder / TRACKER_NAME} names step {tracker}, which does not exist"
+    return f"{selected.path} is not complete ({'; '.join(selected.problems)})"
+
+
+def _none_complete(folder: Path, steps: list[StepInfo]) -> str:
+    rows = [f"  {step.path.name}: {'; '.join(step.problems) or 'incomplete'}" for step in steps[-MAX_LISTED:]]
+    return "\n".join(
+        [
+            f"No checkpoint in {folder} is complete, and training from scratch would lose them silently.",
+            *rows,
+            "Repair one, name one with trainer.resume_mode=resume_path, or start in an empty trainer.default_local_dir "
+            "(agentlightning.async_checkpoint changes nothing here).",
+        ]
+    )
