@@ -8,6 +8,8 @@
     record.py     what happened in it
     runs.py       several lives, the uninterrupted truth, comparison
     child.py      a life in a process of its own, which can be killed
+    nursery.py    a process that has imported the frameworks once and forks a child for each life
+    processes.py  starting processes that end with the tests
 
 Imports of the frameworks stay inside functions: a test module calls `require_frameworks` first and skips without them.
 """

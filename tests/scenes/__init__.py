@@ -6,7 +6,6 @@
     chat.py       a tiny chat server, the policy: inside the trainer, or a process of its own
     meddler.py    a proxy before agl-server that answers wrongly
     trainer.py    the real trainer, recording; only GPU workers are stand-ins
-    nursery.py    a process that has imported the frameworks once and forks a trainer for each life
     account.py    what happened over all lives, and whether it adds up
 
 A scene is steered by files in its folder. `plan.json` tells each agent what to do, step by step; a move `gate:NAME`

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
-import subprocess
-import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,47 +12,14 @@ from typing import Any
 
 import psutil
 
+from tests.rig.nursery import Nursery
+from tests.rig.processes import wait_until
 from tests.rig.settings import RunSettings
 from tests.scenes.account import SceneLife, assert_adds_up, assert_ids_are_new
-from tests.scenes.services import Services, start_process, wait_until
+from tests.scenes.services import Services
 from tests.scenes.trainer import AGENT_OVERRIDES
 
 LIFE_WAIT_S = 90.0
-
-
-class Nursery:
-    """Handle of the process that forks trainers; one serves all scenes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.log = folder / "nursery.log"
-        self._process = start_process(
-            "-m", "tests.scenes.nursery", log=self.log, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self._answers: queue.Queue[bytes] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self._process.stdout:
-            self._answers.put(line)
-
-    def wait_ready(self) -> None:
-        """Wait until the frameworks are imported."""
-        answer = self._answers.get(timeout=120)
-        assert answer == b"ready\n", self.log.read_text()
-
-    def fork(self, request: dict[str, Any]) -> int:
-        """Start a life; its pid."""
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
-        return int(self._answers.get(timeout=30))
-
-    def stop(self) -> None:
-        """End it, and every trainer that is left."""
-        self._process.stdin.close()
-        self._process.wait(30)
-        self._reader.join(30)
-        self._process.stdout.close()
 
 
 class LifeHandle:

@@ -19,11 +19,12 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
+from tests.rig.nursery import Nursery  # noqa: E402
+from tests.rig.processes import start_process, wait_until  # noqa: E402
 from tests.rig.settings import RunSettings  # noqa: E402
 from tests.scenes.account import assert_trained_what_agents_did, lineage  # noqa: E402
 from tests.scenes.meddler import Meddler  # noqa: E402
-from tests.scenes.services import start_process, wait_until  # noqa: E402
-from tests.scenes.stage import Nursery, Stage  # noqa: E402
+from tests.scenes.stage import Stage  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ StageMaker = Callable[..., Stage]
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     """The process that forks trainers."""
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"), "tests.scenes.trainer:run_life")
     nursery.wait_ready()
     yield nursery
     nursery.stop()
