@@ -49,6 +49,12 @@ class AsyncCheckpointConfig(BaseModel):
         description="Delete rollouts of this run from the server that the checkpoint does not hold.",
     )
 
+    lock_wait_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="How long a start waits for another trainer to leave the output folder, seconds.",
+    )
+
     server_wait_s: float = Field(
         default=300.0, ge=0, description="How long a start waits for the agl-server to answer, seconds."
     )

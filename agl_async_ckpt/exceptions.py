@@ -3,6 +3,7 @@
 AsyncCheckpointError
 ├── ConfigError (ValueError)              a setting in agentlightning.async_checkpoint
 ├── ActivationError (RuntimeError)        the extension cannot work in this process or with this trainer
+├── FolderInUseError (RuntimeError)      another trainer writes into this output folder
 ├── CheckpointNotFoundError (FileNotFoundError)
 │   └── MissingStateError                 a step that must hold an input state has none
 ├── StateFormatError (ValueError)
@@ -30,6 +31,10 @@ class ConfigError(AsyncCheckpointError, ValueError):
 
 class ActivationError(AsyncCheckpointError, RuntimeError):
     """The extension cannot be switched on here; the message says what to do instead."""
+
+
+class FolderInUseError(AsyncCheckpointError, RuntimeError):
+    """Another trainer writes into this output folder; two would mix their checkpoints."""
 
 
 class CheckpointNotFoundError(AsyncCheckpointError, FileNotFoundError):

@@ -56,6 +56,13 @@ class CheckpointOverrides(_Trainer):
         super().__init__(*args, **kwargs)
         self._async_ckpt = Session(self)
 
+    def fit(self) -> Any:
+        """Train; the output folder is this trainer's alone until the end."""
+        try:
+            return super().fit()
+        finally:
+            self._async_ckpt.leave_folder()
+
     def _save_checkpoint(self) -> Any:
         return save_checkpoint(self, self._async_ckpt, super()._save_checkpoint)
 

@@ -9,26 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt import capture
+from agl_async_ckpt.checkpoint.decision import Position
 from agl_async_ckpt.checkpoint.fingerprint import differences, explain
-from agl_async_ckpt.checkpoint.locate import locate, output_folder, verl_choice
+from agl_async_ckpt.checkpoint.locate import decide, follow, locate, output_folder, verl_choice
 from agl_async_ckpt.checkpoint.report import ResumeReport
 from agl_async_ckpt.checkpoint.retention import remove_leftovers
 from agl_async_ckpt.checkpoint.session import Session
+from agl_async_ckpt.checkpoint.step_check import check_step, dropped_text, has_state, missing_state, plain_step_text
 from agl_async_ckpt.config import SECTION
-from agl_async_ckpt.exceptions import (
-    DamagedStateError,
-    MissingStateError,
-    StateFormatError,
-    StateMismatchError,
-    describe,
-)
+from agl_async_ckpt.exceptions import StateMismatchError, describe
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.storage.commit import load_state
 from agl_async_ckpt.storage.container import verify
-from agl_async_ckpt.storage.files import publish, write_all
-from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME, parse_step
-from agl_async_ckpt.storage.run_identity import open_run, read_run
-from agl_async_ckpt.storage.steps import TrackerProblem, inspect_step, list_steps, read_tracker
+from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
+from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME, parse_step
+from agl_async_ckpt.storage.run_identity import begin_life, look_at_run
+from agl_async_ckpt.storage.steps import TrackerProblem, read_tracker
 
 log = logging.getLogger(__name__)
 
@@ -40,28 +35,35 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
         verl_load: The framework's own `_load_checkpoint`.
 
     Raises:
-        StateFormatError, StateMismatchError, CheckpointNotFoundError: Nothing was loaded or changed on disk.
+        FolderInUseError: Another trainer writes into the output folder.
+        StateFormatError, StateMismatchError, CheckpointNotFoundError: Nothing was loaded, and no checkpoint changed.
     """
     session.begin()
     if not session.active or trainer.config.trainer.default_hdfs_dir is not None:  # VERL refuses to load from HDFS
         _guard_inactive(trainer, session)
         return verl_load()
     capture.set_buffered_batch(trainer, None)
-    step_dir = locate(trainer)
+    folder = output_folder(trainer)
+    if session.trains:
+        _enter(trainer, session, folder)
+    decision = decide(trainer)
+    step_dir = follow(decision)
     state = None if step_dir is None else _verified_state(session, step_dir)
     fits = state is None or step_dir is None or _fits(session, state, step_dir)
-    if step_dir is not None:
-        _follow(trainer, step_dir)
-    folder = output_folder(trainer)
-    remove_leftovers(folder)
-    run = open_run(folder, parent_run_id=state.run_id if state else None)
+    if session.trains:
+        if step_dir is not None:
+            _follow(trainer, step_dir)
+        remove_leftovers(folder)
+        run = begin_life(folder, parent_run_id=state.run_id if state else None)
+    else:
+        run = look_at_run(folder)
     session.adopt_run(run, folder)
     own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
     session.allow_adoption(trainer, own_folder=own_folder and (state is None or state.run_id == run.run_id))
     with _resume_from(trainer, step_dir):
         result = verl_load()
     if state is not None and step_dir is not None and fits:
-        _put_back(trainer, session, state, step_dir)
+        _put_back(trainer, session, state, step_dir, decision.reason)
     elif state is not None:
         # VERL has loaded `data.pt` at most steps: a position in the old inputs, with the old sampler's order.
         capture.reset_loader(trainer)
@@ -69,36 +71,27 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
     return result
 
 
+def _enter(trainer: Any, session: Session, folder: Path) -> None:
+    """Keep other trainers out of the output folder before anything in it is looked at."""
+    if not folder.is_dir():
+        locate(trainer)  # a wrong path is refused before a folder is made for it
+        try:
+            make_folders(folder)
+        except OSError as error:
+            raise unwritable(folder, error) from error
+    session.enter_folder(folder)
+
+
 def _verified_state(session: Session, step_dir: Path) -> InputState | None:
     """Return the verified state of a step; None if it has none and need not have one."""
-    if not (step_dir / FILE_NAME).exists():
+    if not has_state(step_dir):
         _check_legacy(session, step_dir)
         return None
-    try:
-        state = load_state(step_dir)
-    except StateFormatError as error:
-        raise type(error)(f"{error}\n{_other_step(step_dir)}") from error
-    problems = inspect_step(step_dir, read_tracker(step_dir.parent)).problems
-    if problems:
-        raise DamagedStateError(
-            describe(
-                f"The checkpoint {step_dir} is incomplete: its input position and its model need not belong together.",
-                [("problem", problem) for problem in problems],
-                _other_step(step_dir),
-            )
-        )
-    return state
-
-
-def _other_step(step_dir: Path) -> str:
-    """Say which step beside an unusable one a user can resume from; the steps are looked at, not hashed."""
-    complete = [step.path for step in list_steps(step_dir.parent) if step.complete and step.path.name != step_dir.name]
-    if not complete:
-        return f"Nothing was changed. There is no other complete checkpoint in {step_dir.parent}."
-    return (
-        f"Nothing was changed. Newest other complete checkpoint: {complete[-1]}; resume from it with "
-        "trainer.resume_mode=resume_path and trainer.resume_from_path."
-    )
+    check = check_step(step_dir)
+    refusal = check.refusal
+    if refusal is not None:
+        raise refusal
+    return check.state
 
 
 def _fits(session: Session, state: InputState, step_dir: Path) -> bool:
@@ -126,24 +119,13 @@ def _fits(session: Session, state: InputState, step_dir: Path) -> bool:
 
 
 def _check_legacy(session: Session, step_dir: Path) -> None:
-    run = read_run(step_dir.parent)
-    step = parse_step(step_dir)
-    assert step is not None
-    wrote_before = run is not None and run.first_step is not None and run.first_step <= step
-    if (wrote_before or (step_dir / SEAL_NAME).exists()) and session.config.on_mismatch == "error":
-        raise MissingStateError(
-            f"{step_dir} has no {FILE_NAME}, though this run wrote them before.\n"
-            "Buffered and in-flight inputs of that step cannot be reconstructed. Resume from a step that has the file, "
-            f"or set {SECTION}.on_mismatch=reset to go on with what VERL saved."
-        )
-    log.warning(
-        "%s was saved without the input position. VERL restores what it saved; the buffered rows, the prompts in "
-        "flight and the epoch at that save cannot be reconstructed and are skipped. Later checkpoints are exact.",
-        step_dir,
-    )
+    error = missing_state(step_dir)
+    if error is not None and session.config.on_mismatch == "error":
+        raise error
+    log.warning("%s", plain_step_text(step_dir))
 
 
-def _put_back(trainer: Any, session: Session, state: InputState, step_dir: Path) -> None:
+def _put_back(trainer: Any, session: Session, state: InputState, step_dir: Path, reason: str) -> None:
     if trainer.global_steps != state.global_step:
         raise StateMismatchError(
             describe(
@@ -159,21 +141,11 @@ def _put_back(trainer: Any, session: Session, state: InputState, step_dir: Path)
     in_flight.restore(state.carry_over, group_size=int(trainer.config.actor_rollout_ref.rollout.n))
     capture.set_carry_over(trainer, in_flight.admit([], room=capture.async_batch_size(trainer) - 1))
     session.pending_rng = state.rng_state
-    session.report = ResumeReport(
-        step_dir=step_dir,
-        global_step=state.global_step,
-        epoch=state.epoch,
-        num_buffered=state.num_buffered,
-        num_groups=state.num_in_flight,
-        num_waiting=len(in_flight.waiting),
-    )
-    log.info(session.report.restored_text())
-    if state.num_dropped_groups:
-        log.warning(
-            "%s was saved with in_flight=drop: %d prompt groups in flight at that save are not trained.",
-            step_dir,
-            state.num_dropped_groups,
-        )
+    session.report = ResumeReport(step_dir, reason, Position.of(state), num_waiting=len(in_flight.waiting))
+    log.info("%s", session.report.restored_text())
+    dropped = dropped_text(state, step_dir)
+    if dropped is not None:
+        log.warning("%s", dropped)
 
 
 def _guard_inactive(trainer: Any, session: Session) -> None:

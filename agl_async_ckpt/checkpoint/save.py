@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt import capture
@@ -13,9 +14,10 @@ from agl_async_ckpt.exceptions import ActivationError, ForeignFormatError, State
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.commit import commit_state
 from agl_async_ckpt.storage.container import read_trailer
-from agl_async_ckpt.storage.files import remove_files
+from agl_async_ckpt.storage.files import remove_files, write_error
 from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME
-from agl_async_ckpt.storage.run_identity import note_first_step
+from agl_async_ckpt.storage.models import sync_models
+from agl_async_ckpt.storage.run_identity import note_first_step, require_latest_life
 from agl_async_ckpt.storage.seal import write_seal
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
         verl_save: The framework's own `_save_checkpoint`; publishes the step through its tracker at its end.
 
     Raises:
+        FolderInUseError: A newer life of this run has begun; before VERL starts, or before the step is sealed.
         StateWriteError: Before VERL starts, so the previous checkpoint stays selected.
         UnencodableValueError: Likewise.
     """
@@ -59,15 +62,21 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
         # A step folder that is written again must not keep the input position of an earlier life.
         remove_files(step_dir, (SEAL_NAME, FILE_NAME))
         return verl_save()
+    assert session.run is not None, "the run's identity is set by _load_checkpoint"
+    require_latest_life(step_dir.parent, session.run)
     state = take_state(trainer, session)
-    assert session.run is not None
     _refuse_foreign_file(step_dir)
     session.run = note_first_step(step_dir.parent, session.run, state.global_step)
     path = commit_state(state, step_dir)
-    with keep_one_more(trainer) as keeps_one:
+    is_async = capture.saves_asynchronously(trainer)
+    with (
+        keep_one_more(trainer) as keeps_one,
+        capture.once_models_are_written(trainer, lambda: _sync(step_dir, is_async)),
+    ):
         result = verl_save()
+    require_latest_life(step_dir.parent, session.run)
     _confirm_ours(path, state)
-    write_seal(step_dir, use_critic=bool(trainer.use_critic), async_save=capture.saves_asynchronously(trainer))
+    write_seal(step_dir, use_critic=bool(trainer.use_critic), async_save=is_async)
     session.saved_steps.append(state.global_step)
     remove_surplus(step_dir.parent, session.saved_steps, keeps_one)
     remove_unusable_inputs(step_dir.parent, state.global_step)
@@ -86,6 +95,16 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
         path,
     )
     return result
+
+
+def _sync(step_dir: Path, is_async: bool) -> None:
+    """Make the models durable before the tracker can be: after a power cut a step that it names has whole models."""
+    if is_async:  # still being written, and VERL does not name the step yet
+        return
+    try:
+        sync_models(step_dir)
+    except OSError as error:
+        raise write_error(step_dir, error) from error
 
 
 def _refuse_foreign_file(step_dir: Any) -> None:

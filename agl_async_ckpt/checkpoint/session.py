@@ -20,7 +20,8 @@ from agl_async_ckpt.in_flight.rollout_manager import extended_manager
 from agl_async_ckpt.in_flight.settle import Outcome, Policy, decide, reclaimable
 from agl_async_ckpt.state import Fingerprint, RngState, num_rows
 from agl_async_ckpt.storage.layout import FILE_NAME
-from agl_async_ckpt.storage.run_identity import RunIdentity
+from agl_async_ckpt.storage.lock import OutputLock
+from agl_async_ckpt.storage.run_identity import RunIdentity, is_latest_life
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +55,13 @@ class Session:
             capture.require_sole_writer(trainer, FILE_NAME)
             capture.require_stateful_sampler(trainer)
             self.fingerprint = take_fingerprint(trainer)
+        self._lock: OutputLock | None = None
         self._announce(trainer)
         self.begin()
 
     def begin(self) -> None:
         """Forget everything of an earlier `fit()` of the same trainer object."""
+        self.leave_folder()
         self.run: RunIdentity | None = None
         self.in_flight = InFlight(
             keep_events=self.config.in_flight == "keep", max_bytes=self.config.in_flight_max_bytes
@@ -74,11 +77,27 @@ class Session:
         self._checked_batch = False
         self.saved_steps: list[int] = []
 
+    def enter_folder(self, output_dir: Path) -> None:
+        """Be the one trainer that writes into an output folder, until `leave_folder`.
+
+        Raises:
+            FolderInUseError: Another process does, and goes on for longer than `lock_wait_s`.
+            StateWriteError: The folder cannot be written.
+        """
+        self._lock = OutputLock(output_dir, wait_s=self.config.lock_wait_s)
+
+    def leave_folder(self) -> None:
+        """Let another trainer write into the output folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
     def adopt_run(self, run: RunIdentity, output_dir: Path) -> None:
         """Work as `run` in its output folder from now on."""
         self.run = run
         self.in_flight.run_id = run.run_id
-        self._proof = ProofOfLife(output_dir, run.run_id) if self.trains else None
+        if self.trains:
+            self._proof = ProofOfLife(output_dir, run.run_id, lambda: is_latest_life(output_dir, run))
 
     def allow_adoption(self, trainer: Any, *, own_folder: bool) -> None:
         """Decide what a resume may do on the server."""

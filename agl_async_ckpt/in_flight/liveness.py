@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -43,11 +43,19 @@ class Span:
 class ProofOfLife:
     """Keeps this life's span fresh. Not synced to disk: a lost write only makes a resume run more again."""
 
-    def __init__(self, output_dir: Path, run_id: str) -> None:
+    def __init__(self, output_dir: Path, run_id: str, is_latest: Callable[[], bool] = lambda: True) -> None:
+        """Begin a life.
+
+        Args:
+            output_dir: An existing folder.
+            run_id: Of that folder; spans of another run are forgotten.
+            is_latest: Whether no newer life has begun: its record is not written over.
+        """
         self._path = output_dir / ALIVE_FILE_NAME
         # Named like every temp file of ours, so that the next start removes what a kill has left.
         self._temp = self._path.with_name(f".{ALIVE_FILE_NAME}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
         self._run_id = run_id
+        self._is_latest = is_latest
         self._earlier = read_lives(output_dir, run_id)[-MAX_LIVES:]
         self._first: float | None = None
         self._seen: str | None = None
@@ -77,6 +85,8 @@ class ProofOfLife:
         try:
             server_time = parsedate_to_datetime(date_header).timestamp()
         except ValueError:
+            return
+        if not self._is_latest():
             return
         self._seen, self._written_at = date_header, now
         if self._first is None:

@@ -104,12 +104,23 @@ def write_error(target: Path, error: Exception) -> StateWriteError:
     return wrapped
 
 
+def unwritable(folder: Path, error: OSError) -> StateWriteError:
+    """Say at a start that the output folder cannot be written, and keep the error number."""
+    return StateWriteError(
+        error.errno,
+        f"The output folder {folder} cannot be written ({error.strerror}).\n"
+        "Nothing was trained. Make trainer.default_local_dir writable, or set another one.",
+    )
+
+
 def remove_files(folder: Path, names: tuple[str, ...]) -> None:
     """Remove files of a folder, where they exist, and make that durable."""
-    found = [folder / name for name in names if (folder / name).is_symlink() or (folder / name).exists()]
-    for path in found:
-        path.unlink()
-    if found:
+    removed = False
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).unlink()
+            removed = True
+    if removed:
         sync_folder(folder)
 
 

@@ -2,6 +2,8 @@
 
 <output folder>/
   latest_checkpointed_iteration.txt   tracker: the step that an automatic resume takes (VERL)
+  agentlightning_run.json             which run this folder belongs to, and its latest life (this package)
+  agentlightning_lock.json            held by the trainer that writes here (this package)
   global_step_<N>/
     agentlightning_input.pt           input state (this package)
     agentlightning_seal.json          proof that the save finished (this package)
@@ -18,6 +20,8 @@ from pathlib import Path
 FILE_NAME = "agentlightning_input.pt"
 SEAL_NAME = "agentlightning_seal.json"
 LOADER_FILE_NAME = "data.pt"
+RUN_FILE_NAME = "agentlightning_run.json"
+LOCK_FILE_NAME = "agentlightning_lock.json"
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 MODEL_FOLDERS = ("actor", "critic")
 

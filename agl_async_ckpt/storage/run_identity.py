@@ -1,18 +1,25 @@
-"""Which run an output folder belongs to: `agentlightning_run.json`, written before the first input is enqueued."""
+"""Which run an output folder belongs to, and its latest life: `agentlightning_run.json`.
+
+Written before the first input is enqueued. Each start that trains is a life, with a number and a token of its own; a
+life reads the file again before it publishes anything, so that where locks are absent, or each node keeps its own, an
+older life stops instead of mixing its checkpoints with a newer one's.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.exceptions import DamagedStateError, StateWriteError
-from agl_async_ckpt.storage.files import make_folders, publish, write_all
+from agl_async_ckpt.exceptions import DamagedStateError, FolderInUseError, describe
+from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
+from agl_async_ckpt.storage.layout import RUN_FILE_NAME
 
-RUN_FILE_NAME = "agentlightning_run.json"
 FORMAT_VERSION = 1
 
 
@@ -26,6 +33,10 @@ class RunIdentity:
         first_step: The first step that was saved with an input state; a later step without one is an error.
         created_at: Unix seconds.
         folder_inode: Of the output folder. A copy of the folder is another run: both may be alive on one server.
+        life: Number of the latest life, 1 for the first; 0 before any.
+        life_id: Tells two lives apart that took the same number at the same moment.
+        host: Where the latest life was started.
+        pid: Its process there.
     """
 
     run_id: str
@@ -33,7 +44,25 @@ class RunIdentity:
     first_step: int | None = None
     created_at: float = 0.0
     folder_inode: int | None = None
+    life: int = 0
+    life_id: str = ""
+    host: str = ""
+    pid: int = 0
     format_version: int = FORMAT_VERSION
+
+
+_KINDS: dict[str, Any] = {
+    "run_id": str,
+    "parent_run_id": str | None,
+    "first_step": int | None,
+    "created_at": int | float,
+    "folder_inode": int | None,
+    "life": int,
+    "life_id": str,
+    "host": str,
+    "pid": int,
+    "format_version": int,
+}
 
 
 def read_run(output_dir: Path) -> RunIdentity | None:
@@ -46,9 +75,10 @@ def read_run(output_dir: Path) -> RunIdentity | None:
     try:
         raw: Any = json.loads(path.read_bytes())
         known = {name: raw[name] for name in RunIdentity.__dataclass_fields__ if name in raw}
+        for name, value in known.items():
+            if not isinstance(value, _KINDS[name]):
+                raise TypeError(f"{name} is {value!r}")
         identity = RunIdentity(**known)
-        if not isinstance(identity.run_id, str) or not isinstance(identity.first_step, int | None):
-            raise TypeError("wrong types")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -59,23 +89,68 @@ def read_run(output_dir: Path) -> RunIdentity | None:
     return identity
 
 
-def open_run(output_dir: Path, *, parent_run_id: str | None = None) -> RunIdentity:
-    """Return the identity of an output folder; a new one if it has none, or if it is a copy of another run's folder.
+def begin_life(output_dir: Path, *, parent_run_id: str | None = None) -> RunIdentity:
+    """Begin a life of the run that an output folder belongs to, and record it.
+
+    A folder without an identity gets a new one, and so does a copy of another run's folder.
 
     Args:
         output_dir: The trainer's `default_local_dir`.
         parent_run_id: Recorded in a new identity only.
 
     Raises:
+        DamagedStateError: The identity is there and cannot be read.
         StateWriteError: The folder cannot be written.
     """
     known = read_run(output_dir)
-    if known is not None and known.folder_inode == output_dir.stat().st_ino:
-        return known
-    run_id, created_at = uuid.uuid4().hex, time.time()
-    if known is not None:
-        return _write(output_dir, RunIdentity(run_id, known.run_id, known.first_step, created_at))
-    return _write(output_dir, RunIdentity(run_id, parent_run_id, created_at=created_at))
+    if known is None:
+        known = RunIdentity(uuid.uuid4().hex, parent_run_id, created_at=time.time())
+    elif known.folder_inode != output_dir.stat().st_ino:
+        known = RunIdentity(uuid.uuid4().hex, known.run_id, known.first_step, time.time())
+    return _write(
+        output_dir,
+        replace(known, life=known.life + 1, life_id=uuid.uuid4().hex, host=socket.gethostname(), pid=os.getpid()),
+    )
+
+
+def look_at_run(output_dir: Path) -> RunIdentity:
+    """Return the identity of an output folder without beginning a life; one that is not recorded if it has none.
+
+    Raises:
+        DamagedStateError: The identity is there and cannot be read.
+    """
+    return read_run(output_dir) or RunIdentity(uuid.uuid4().hex)
+
+
+def is_latest_life(output_dir: Path, identity: RunIdentity) -> bool:
+    """Whether no other life has begun since; also True where the record is gone or cannot be read."""
+    try:
+        known = read_run(output_dir)
+    except DamagedStateError:
+        return True
+    return known is None or (known.run_id, known.life_id) == (identity.run_id, identity.life_id)
+
+
+def require_latest_life(output_dir: Path, identity: RunIdentity) -> None:
+    """Refuse to publish anything after another life of this folder has begun.
+
+    Raises:
+        FolderInUseError: With host and process of the newer life.
+    """
+    if is_latest_life(output_dir, identity):
+        return
+    known = read_run(output_dir)
+    assert known is not None
+    raise FolderInUseError(
+        describe(
+            f"Another trainer has taken over the output folder {output_dir}: nothing more is saved by this one.",
+            [
+                ("this trainer", f"life {identity.life}, process {identity.pid} on {identity.host}"),
+                ("newer trainer", f"life {known.life}, process {known.pid} on {known.host}"),
+            ],
+            "Let one trainer at a time use an output folder; set another trainer.default_local_dir for a second one.",
+        )
+    )
 
 
 def note_first_step(output_dir: Path, identity: RunIdentity, step: int) -> RunIdentity:
@@ -92,9 +167,5 @@ def _write(output_dir: Path, identity: RunIdentity) -> RunIdentity:
         text = json.dumps(asdict(identity), indent=1) + "\n"
         publish(output_dir / RUN_FILE_NAME, lambda fd: write_all(fd, text.encode()))
     except OSError as error:
-        raise StateWriteError(
-            error.errno,
-            f"The output folder {output_dir} cannot be written ({error.strerror}).\n"
-            "Nothing was trained. Make trainer.default_local_dir writable, or set another one.",
-        ) from error
+        raise unwritable(output_dir, error) from error
     return identity

@@ -28,6 +28,7 @@ from agl_async_ckpt.exceptions import (  # noqa: E402
     StateWriteError,
     UnsupportedVersionError,
 )
+from agl_async_ckpt.storage.layout import LOCK_FILE_NAME  # noqa: E402
 from tests.rig.agents import AgentTable  # noqa: E402
 from tests.rig.life import run_life, stock_trainer  # noqa: E402
 from tests.rig.record import Life, lineage, rows_pulled  # noqa: E402
@@ -40,11 +41,11 @@ SEAL_NAME = "agentlightning_seal.json"
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Relative path -> digest of every file below a folder."""
+    """Relative path -> digest of every file below a folder, but for the lock, which names whoever asked last."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != LOCK_FILE_NAME
     }
 
 

@@ -1,0 +1,170 @@
+"""One writer per output folder: a lock that its holder's death releases, whatever kind of death.
+
+`flock(2)` belongs to the open file: it is gone with the process, also after SIGKILL. A forked child inherits the open
+file and would keep a dead trainer's lock for as long as it lives, as loader workers do for seconds, so children close
+their copy at once. On file systems without locks, or with locks that each node keeps for itself, the life number of
+`run_identity` has to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+from agl_async_ckpt.exceptions import FolderInUseError, describe
+from agl_async_ckpt.storage.files import unwritable
+from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
+_MAX_HOLDER_BYTES = 4096
+_guard = threading.Lock()
+_held: weakref.WeakSet[OutputLock] = weakref.WeakSet()
+
+
+class OutputLock:
+    """The lock of one output folder, held from its creation to `release`, or to the end of the process.
+
+    A second trainer in the same process takes it over: the first one's `fit()` cannot be running any more, and its
+    life number stops it if it is.
+    """
+
+    def __init__(self, output_dir: Path, *, wait_s: float) -> None:
+        """Take the lock.
+
+        Args:
+            output_dir: An existing folder.
+            wait_s: How long to wait for another process to release it, seconds.
+
+        Raises:
+            FolderInUseError: It is still held then; names the holder's host and process.
+            StateWriteError: The lock file cannot be opened for writing.
+        """
+        self.path = output_dir / LOCK_FILE_NAME
+        self._fd: int | None = None
+        with _guard:
+            for other in list(_held):
+                if other.is_held and _same_file(other.path, self.path):
+                    self._fd, other._fd = other._fd, None
+        if self._fd is None:
+            self._fd = _open(self.path)
+            try:
+                self._wait(wait_s)
+            except BaseException:
+                self.release()
+                raise
+        with _guard:
+            _held.add(self)
+        self._note_holder()
+
+    def __del__(self) -> None:
+        self.release()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object still has the lock."""
+        return self._fd is not None
+
+    def release(self) -> None:
+        """Let the next trainer in. The file stays: removing it would let two hold two files of one name."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _wait(self, wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
+        told = False
+        assert self._fd is not None
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise FolderInUseError(_in_use(self.path, wait_s)) from None
+                if not told:
+                    log.info(
+                        "Waiting up to %g s for %s, held by %s.", wait_s, self.path, _words(read_holder(self.path))
+                    )
+                    told = True
+                time.sleep(POLL_S)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                log.warning(
+                    "%s cannot be locked (%s): a second trainer in this output folder is noticed only when one saves.",
+                    self.path,
+                    error.strerror,
+                )
+                return
+            else:
+                return
+
+    def _note_holder(self) -> None:
+        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}) + "\n"
+        assert self._fd is not None
+        with contextlib.suppress(OSError):  # for people only; a full disk shows elsewhere
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, text.encode(), 0)
+
+
+def read_holder(path: Path) -> dict[str, Any]:
+    """Read who took a lock last: `host`, `pid`, `since` (Unix seconds); empty if unknown."""
+    try:
+        with path.open("rb") as file:
+            values: Any = json.loads(file.read(_MAX_HOLDER_BYTES))
+        return {"host": str(values["host"]), "pid": int(values["pid"]), "since": float(values["since"])}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return {}
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise unwritable(path.parent, error) from error
+
+
+def _in_use(path: Path, wait_s: float) -> str:
+    holder = read_holder(path)
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"])) if holder else "unknown"
+    return describe(
+        f"Another trainer writes into {path.parent}; waited {wait_s:g} s for it to end.",
+        [("host", holder.get("host", "unknown")), ("pid", holder.get("pid", "unknown")), ("since", since)],
+        "End that one first, or set another trainer.default_local_dir. "
+        "agentlightning.async_checkpoint.lock_wait_s sets how long to wait.",
+    )
+
+
+def _words(holder: dict[str, Any]) -> str:
+    return f"process {holder['pid']} on {holder['host']}" if holder else "an unknown process"
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: close the copies, which would keep a dead parent's locks."""
+    global _guard
+    _guard = threading.Lock()  # another thread of the parent may have held it at the fork
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

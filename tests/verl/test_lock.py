@@ -1,0 +1,178 @@
+"""One writer per output folder: what a second trainer meets, and when the first one's lock is gone."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from agl_async_ckpt.exceptions import FolderInUseError, StateWriteError
+from agl_async_ckpt.storage import lock as lock_module
+from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
+from agl_async_ckpt.storage.lock import OutputLock, read_holder
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from agl_async_ckpt.storage.lock import OutputLock
+held = OutputLock(Path(sys.argv[1]), wait_s=float(sys.argv[2]))
+if sys.argv[3] == "alone":
+    print(-1, flush=True)
+elif os.fork() == 0:
+    print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def holder(folder: Path, *, wait_s: float = 0, with_child: bool = False) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Another process that has the lock, and the pid of its forked child, if any; both are gone afterwards."""
+    command = [sys.executable, "-c", HOLDER, str(folder), str(wait_s), "with a child" if with_child else "alone"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, int(process.stdout.readline())
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_second_process_is_refused_with_host_and_pid(tmp_path: Path) -> None:
+    """The message leads to the process that has to end first."""
+    with holder(tmp_path) as (process, _), pytest.raises(FolderInUseError) as caught:
+        OutputLock(tmp_path, wait_s=0)
+    text = str(caught.value)
+    assert str(tmp_path) in text
+    assert f"pid:   {process.pid}" in text
+    assert f"host:  {socket.gethostname()}" in text
+    assert "lock_wait_s" in text
+
+
+def test_second_process_waits_until_the_first_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says whom it waits for, once."""
+    polls = []
+
+    def poll(seconds: float) -> None:
+        polls.append(seconds)
+        if len(polls) == 3:
+            process.kill()
+            process.wait()
+
+    with holder(tmp_path) as (process, _), caplog.at_level(logging.INFO, "agl_async_ckpt"):
+        monkeypatch.setattr(lock_module.time, "sleep", poll)
+        lock = OutputLock(tmp_path, wait_s=30)
+        assert lock.is_held
+        assert len(polls) == 3
+        lock.release()
+    told = [record.getMessage() for record in caplog.records if "Waiting" in record.getMessage()]
+    assert len(told) == 1
+    assert f"process {process.pid} on {socket.gethostname()}" in told[0]
+
+
+def test_kill_frees_the_lock_though_a_forked_child_lives(tmp_path: Path) -> None:
+    """Loader workers outlive a killed trainer by seconds; they write nothing, so nobody has to wait for them."""
+    with holder(tmp_path, with_child=True) as (process, child):
+        process.kill()
+        process.wait()
+        os.kill(child, 0)  # still there
+        lock = OutputLock(tmp_path, wait_s=0)
+        assert lock.is_held
+        lock.release()
+
+
+def test_own_forked_child_does_not_hold_it(tmp_path: Path) -> None:
+    """In the child the lock is gone; in the parent it stays."""
+    lock = OutputLock(tmp_path, wait_s=0)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(lock.is_held))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert lock.is_held
+    assert not _free_for_others(tmp_path)
+    lock.release()
+    assert _free_for_others(tmp_path)
+
+
+def test_second_trainer_of_the_same_process_takes_over(tmp_path: Path) -> None:
+    """In a notebook the first one, which an error ended, is often still referenced; its release changes nothing."""
+    first = OutputLock(tmp_path, wait_s=0)
+    second = OutputLock(tmp_path / ".", wait_s=0)
+    assert (first.is_held, second.is_held) == (False, True)
+    first.release()
+    assert not _free_for_others(tmp_path)
+    second.release()
+    assert _free_for_others(tmp_path)
+
+
+def test_lock_ends_with_its_object(tmp_path: Path) -> None:
+    """A trainer that was dropped without an end of its own holds nothing."""
+    lock = OutputLock(tmp_path, wait_s=0)
+    assert not _free_for_others(tmp_path)
+    del lock
+    gc.collect()
+    assert _free_for_others(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """Training goes on: the life number guards what is published."""
+
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    OutputLock(tmp_path, wait_s=0).release()
+    assert "cannot be locked" in caplog.text
+    assert str(tmp_path / LOCK_FILE_NAME) in caplog.text
+
+
+def test_other_errors_of_the_lock_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An I/O error is no reason to train without a lock; and the descriptor is closed."""
+
+    def fail(fd: int, operation: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        OutputLock(tmp_path, wait_s=0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """As at every start."""
+    (tmp_path / LOCK_FILE_NAME).mkdir()
+    with pytest.raises(StateWriteError, match="cannot be written") as caught:
+        OutputLock(tmp_path, wait_s=0)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"7", b'{"host": "a"}', b"\xff", b"[" * 9000], ids=repr)
+def test_unreadable_holder_is_unknown(tmp_path: Path, data: bytes) -> None:
+    """The lock counts, not the text in its file."""
+    (tmp_path / LOCK_FILE_NAME).write_bytes(data)
+    assert read_holder(tmp_path / LOCK_FILE_NAME) == {}
+    lock = OutputLock(tmp_path, wait_s=0)
+    assert read_holder(tmp_path / LOCK_FILE_NAME)["pid"] == os.getpid()
+    lock.release()
+
+
+def _free_for_others(folder: Path) -> bool:
+    code = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    done = subprocess.run([sys.executable, "-c", code, str(folder / LOCK_FILE_NAME)], capture_output=True, check=False)
+    return done.returncode == 0
