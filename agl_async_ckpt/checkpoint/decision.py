@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateMismatchError
+from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.layout import SEAL_NAME, TRACKER_NAME
 from agl_async_ckpt.storage.run_identity import read_run
 from agl_async_ckpt.storage.steps import StepInfo, TrackerProblem, list_steps, read_tracker
+from agl_async_ckpt.storage.trailer import Trailer
 
 MAX_LISTED = 8
 
@@ -38,15 +39,24 @@ class Decision:
     repairs_tracker: bool = False
 
 
-class Position(Protocol):
-    """What is said of a saved position: a trailer has it, and a state."""
+@dataclass(frozen=True)
+class Position:
+    """The numbers of a saved position.
 
-    @property
-    def global_step(self) -> int: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def counts(self) -> Mapping[str, int]: ...
+    Attributes:
+        global_step: Optimizer steps done.
+        epoch: 1-based.
+        counts: `InputState.counts`.
+    """
+
+    global_step: int
+    epoch: int
+    counts: Mapping[str, int]
+
+    @classmethod
+    def of(cls, saved: InputState | Trailer) -> Position:
+        """Take the numbers of a state, or of a file that was not unpickled."""
+        return cls(saved.global_step, saved.epoch, saved.counts)
 
 
 def decide_latest(folder: Path) -> Decision:
@@ -95,7 +105,7 @@ def position_text(step_dir: Path, reason: str, position: Position) -> str:
     Args:
         step_dir: The checkpoint folder.
         reason: Why this one, as in `Decision`.
-        position: Its trailer or state.
+        position: What it holds.
     """
     counts = position.counts
     num_groups = counts["num_carry_over_groups"]
@@ -111,9 +121,9 @@ def position_text(step_dir: Path, reason: str, position: Position) -> str:
     )
 
 
-def plural(number: int, noun: str) -> str:
+def plural(number: int, one: str, many: str = "") -> str:
     """`1 rollout`, `2 rollouts`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _died_in_first_save(folder: Path, steps: list[StepInfo]) -> bool:

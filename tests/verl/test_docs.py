@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("httpx")
 
 from agl_async_ckpt import exceptions
+from agl_async_ckpt.checkpoint.decision import Position
 from agl_async_ckpt.checkpoint.report import ResumeReport
 from agl_async_ckpt.config import AsyncCheckpointConfig
 
@@ -49,7 +50,7 @@ def test_metrics_page_lists_every_metric() -> None:
     """The names under training/async_ckpt/ are those of the page."""
     source = (ROOT / "agl_async_ckpt" / "checkpoint" / "session.py").read_text()
     per_step = set(re.findall(r'"((?:num|input)_[a-z_]+)":', source))
-    report = ResumeReport(step_dir=Path("x"), global_step=1, epoch=1, num_buffered=0, num_groups=0)
+    report = ResumeReport(Path("x"), "", Position(1, 1, {"num_carry_over_groups": 0}))
     assert {name_of(row[0]) for row in table_rows("metrics.md")} == per_step | set(report.metrics())
 
 

@@ -147,7 +147,11 @@ def test_lowered_a_makes_groups_wait_and_drops_none(server: AglServer, tmp_path:
     lower = replace(run, A=a)
     lives.append(kill_after(lower, tmp_path, server, 3))
     waiting = 8 - (a - 1)
-    assert any(f"8 prompt groups in flight ({waiting} wait for room) put back" in text for _, text in lives[1].log)
+    (restored,) = [text for _, text in lives[1].log if text.startswith("Resuming the input stream")]
+    assert "8 prompt groups in flight (16 rollouts, " in restored
+    assert restored.endswith(
+        f" {waiting} of the groups wait for room." if waiting > 1 else " 1 of the groups waits for room."
+    )
     assert len(lives[1].pulls[3]) == 1, "the trainer cannot pull none"
     assert lives[1].steps[3].trained == [8, 9, 10, 11]
     left = [row_of(g.rollouts[0].enqueued["input"]) for g in saved_state(tmp_path, 3).carry_over]
@@ -442,8 +446,9 @@ def test_metrics_count_what_a_resume_did(server: AglServer, tmp_path: Path) -> N
     first_id = state.carry_over[0].rollouts[0].rollout_id
     assert f"1 ({first_id}) finished before and reused" in text
     assert "3 (" in text.partition("adopted")[0]
-    (restored,) = [text for _, text in second.log if text.startswith("Resumed the input stream")]
-    assert f"{tmp_path / 'global_step_3'}: step 3, epoch 1, 1 buffered inputs and 5 prompt groups" in restored
+    (restored,) = [text for _, text in second.log if text.startswith("Resuming the input stream")]
+    assert f"{tmp_path / 'global_step_3'}, which latest_checkpointed_iteration.txt names: step 3, epoch 1, " in restored
+    assert restored.endswith("1 buffered input and 5 prompt groups in flight (10 rollouts, 1 finished).")
 
 
 def test_rerun_within_the_first_steps_is_counted(server: AglServer, tmp_path: Path) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agl_async_ckpt.checkpoint.decision import Position
 from agl_async_ckpt.checkpoint.report import ResumeReport
 from agl_async_ckpt.in_flight.settle import Outcome
 
 
 def report(**changes: int) -> ResumeReport:
     """Of a resume from step 40."""
-    values = {"global_step": 40, "epoch": 2, "num_buffered": 3, "num_groups": 12, **changes}
-    return ResumeReport(step_dir=Path("out/global_step_40"), **values)
+    counts = {
+        "num_buffered_inputs": 3,
+        "num_carry_over_groups": 12,
+        "num_carry_over_rollouts": 48,
+        "num_finished_rollouts": 20,
+    }
+    return ResumeReport(Path("out/global_step_40"), "the newest complete checkpoint", Position(40, 2, counts | changes))
 
 
 OUTCOME = Outcome(
@@ -19,13 +25,26 @@ OUTCOME = Outcome(
 )
 
 
-def test_restored_text_says_where_from_and_what() -> None:
+def test_restored_text_says_where_from_why_and_what() -> None:
     """In one sentence; waiting groups are named only if there are any."""
-    assert report().restored_text() == (
-        "Resumed the input stream from out/global_step_40: step 40, epoch 2, 3 buffered inputs and 12 prompt groups in "
-        "flight put back."
+    said = (
+        "Resuming the input stream from out/global_step_40, the newest complete checkpoint: step 40, epoch 2, "
+        "3 buffered inputs and 12 prompt groups in flight (48 rollouts, 20 finished)."
     )
-    assert "12 prompt groups in flight (5 wait for room) put back" in report(num_waiting=5).restored_text()
+    resumed = report()
+    assert resumed.restored_text() == said
+    resumed.num_waiting = 5
+    assert resumed.restored_text() == f"{said} 5 of the groups wait for room."
+    resumed.num_waiting = 1
+    assert resumed.restored_text() == f"{said} 1 of the groups waits for room."
+
+
+def test_restored_text_counts_one_as_one_and_leaves_out_rollouts_where_there_are_none() -> None:
+    """A sentence that people read."""
+    none = report(num_buffered_inputs=1, num_carry_over_groups=0, num_carry_over_rollouts=0, num_finished_rollouts=0)
+    assert none.restored_text().endswith(": step 40, epoch 2, 1 buffered input and 0 prompt groups in flight.")
+    one = report(num_buffered_inputs=0, num_carry_over_groups=1, num_carry_over_rollouts=1, num_finished_rollouts=0)
+    assert one.restored_text().endswith("0 buffered inputs and 1 prompt group in flight (1 rollout, 0 finished).")
 
 
 def test_in_flight_text_has_counts_and_the_first_ids() -> None:

@@ -1,0 +1,145 @@
+"""What a resume checks of one step before it uses it, without a trainer; the commands `verify` and `plan` ask the same.
+
+Decoding needs torch, the rest does not: where torch is absent everything else is checked, and `decoded` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agl_async_ckpt.exceptions import (
+    AsyncCheckpointError,
+    DamagedStateError,
+    MissingStateError,
+    StateFormatError,
+    describe,
+)
+from agl_async_ckpt.state import InputState
+from agl_async_ckpt.storage.container import Trailer, verify
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, parse_step
+from agl_async_ckpt.storage.run_identity import read_run
+from agl_async_ckpt.storage.steps import inspect_step, list_steps, read_tracker
+
+
+@dataclass(frozen=True)
+class StepCheck:
+    """What was found in a step that has an input state.
+
+    Attributes:
+        step_dir: `global_step_<N>`.
+        state: The decoded state, if it is whole.
+        trailer: Of the file, if that is whole.
+        error: Why the file cannot be used.
+        problems: What is wrong with the rest of the step, in words.
+        decoded: Decoding was tried; False where torch is absent.
+    """
+
+    step_dir: Path
+    state: InputState | None
+    trailer: Trailer | None
+    error: AsyncCheckpointError | None
+    problems: tuple[str, ...]
+    decoded: bool
+
+    @property
+    def refusal(self) -> AsyncCheckpointError | None:
+        """The error with which a resume refuses the step; None if it takes it."""
+        if isinstance(self.error, StateFormatError):
+            error = type(self.error)(f"{self.error}\n{other_step(self.step_dir)}")
+            error.__cause__ = self.error
+            return error
+        if self.error is not None:
+            return self.error
+        if not self.problems:
+            return None
+        fact = (
+            f"The checkpoint {self.step_dir} is incomplete: its input position and its model need not belong together."
+        )
+        return DamagedStateError(
+            describe(fact, [("problem", problem) for problem in self.problems], other_step(self.step_dir))
+        )
+
+
+def check_step(step_dir: Path) -> StepCheck:
+    """Verify every byte of a step's input state, decode it, and compare the rest of the step with its seal.
+
+    Takes twice the size of the file in memory while it decodes.
+    """
+    state, error = None, None
+    load_state = _loader()
+    try:
+        if load_state is None:
+            verify(step_dir / FILE_NAME)
+        else:
+            state = load_state(step_dir)
+    except AsyncCheckpointError as found:
+        error = found
+    info = inspect_step(step_dir, read_tracker(step_dir.parent))
+    problems = info.problems
+    if error is not None:  # each thing is said once
+        said = str(error)
+        problems = tuple(p for p in problems if p not in said and not p.startswith(f"{FILE_NAME} is of step"))
+    return StepCheck(step_dir, state, info.trailer, error, problems, decoded=load_state is not None)
+
+
+def has_state(step_dir: Path) -> bool:
+    """Whether a step has an input state, whole or not; a link that leads nowhere is none."""
+    return (step_dir / FILE_NAME).exists()
+
+
+def missing_state(step_dir: Path) -> MissingStateError | None:
+    """Return the error of a step that has no input state though it must have one; None if it need not.
+
+    Raises:
+        DamagedStateError: The run's identity cannot be read.
+    """
+    run = read_run(step_dir.parent)
+    step = parse_step(step_dir)
+    assert step is not None
+    wrote_before = run is not None and run.first_step is not None and run.first_step <= step
+    if not wrote_before and not (step_dir / SEAL_NAME).exists():
+        return None
+    return MissingStateError(
+        f"{step_dir} has no {FILE_NAME}, though this run wrote them before.\n"
+        "Buffered and in-flight inputs of that step cannot be reconstructed. Resume from a step that has the file, or "
+        "set agentlightning.async_checkpoint.on_mismatch=reset to go on with what VERL saved."
+    )
+
+
+def plain_step_text(step_dir: Path) -> str:
+    """Say what a resume from a step that was saved while the extension was not active cannot restore."""
+    return (
+        f"{step_dir} was saved without the input position. VERL restores what it saved; the buffered rows, the prompts "
+        "in flight and the epoch at that save cannot be reconstructed and are skipped. Later checkpoints are exact."
+    )
+
+
+def other_step(step_dir: Path) -> str:
+    """Say which step beside an unusable one a user can resume from; the steps are looked at, not hashed."""
+    complete = [step.path for step in list_steps(step_dir.parent) if step.complete and step.path.name != step_dir.name]
+    if not complete:
+        return f"Nothing was changed. There is no other complete checkpoint in {step_dir.parent}."
+    return (
+        f"Nothing was changed. Newest other complete checkpoint: {complete[-1]}; resume from it with "
+        "trainer.resume_mode=resume_path and trainer.resume_from_path."
+    )
+
+
+def dropped_text(state: InputState, step_dir: Path) -> str | None:
+    """Say that `in_flight: drop` has left prompt groups out of the checkpoint; None if it has not."""
+    if not state.num_dropped_groups:
+        return None
+    return (
+        f"{step_dir} was saved with in_flight=drop: {state.num_dropped_groups} prompt groups in flight at that save "
+        "are not trained."
+    )
+
+
+def _loader() -> Callable[[Path], InputState] | None:
+    try:
+        from agl_async_ckpt.storage.commit import load_state
+    except ImportError:
+        return None
+    return load_state
