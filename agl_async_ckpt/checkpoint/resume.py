@@ -11,7 +11,7 @@ from typing import Any
 from agl_async_ckpt import capture
 from agl_async_ckpt.checkpoint.decision import Position
 from agl_async_ckpt.checkpoint.fingerprint import differences, explain
-from agl_async_ckpt.checkpoint.locate import decide, follow, output_folder, verl_choice
+from agl_async_ckpt.checkpoint.locate import decide, follow, locate, output_folder, verl_choice
 from agl_async_ckpt.checkpoint.report import ResumeReport
 from agl_async_ckpt.checkpoint.retention import remove_leftovers
 from agl_async_ckpt.checkpoint.session import Session
@@ -20,9 +20,9 @@ from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import StateMismatchError, describe
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.container import verify
-from agl_async_ckpt.storage.files import publish, write_all
+from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME, parse_step
-from agl_async_ckpt.storage.run_identity import open_run
+from agl_async_ckpt.storage.run_identity import begin_life, look_at_run
 from agl_async_ckpt.storage.steps import TrackerProblem, read_tracker
 
 log = logging.getLogger(__name__)
@@ -35,22 +35,28 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
         verl_load: The framework's own `_load_checkpoint`.
 
     Raises:
-        StateFormatError, StateMismatchError, CheckpointNotFoundError: Nothing was loaded or changed on disk.
+        FolderInUseError: Another trainer writes into the output folder.
+        StateFormatError, StateMismatchError, CheckpointNotFoundError: Nothing was loaded, and no checkpoint changed.
     """
     session.begin()
     if not session.active or trainer.config.trainer.default_hdfs_dir is not None:  # VERL refuses to load from HDFS
         _guard_inactive(trainer, session)
         return verl_load()
     capture.set_buffered_batch(trainer, None)
+    folder = output_folder(trainer)
+    if session.trains:
+        _enter(trainer, session, folder)
     decision = decide(trainer)
     step_dir = follow(decision)
     state = None if step_dir is None else _verified_state(session, step_dir)
     fits = state is None or step_dir is None or _fits(session, state, step_dir)
-    if step_dir is not None:
-        _follow(trainer, step_dir)
-    folder = output_folder(trainer)
-    remove_leftovers(folder)
-    run = open_run(folder, parent_run_id=state.run_id if state else None)
+    if session.trains:
+        if step_dir is not None:
+            _follow(trainer, step_dir)
+        remove_leftovers(folder)
+        run = begin_life(folder, parent_run_id=state.run_id if state else None)
+    else:
+        run = look_at_run(folder)
     session.adopt_run(run, folder)
     own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
     session.allow_adoption(trainer, own_folder=own_folder and (state is None or state.run_id == run.run_id))
@@ -63,6 +69,17 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
         capture.reset_loader(trainer)
         session.pending_rng = state.rng_state
     return result
+
+
+def _enter(trainer: Any, session: Session, folder: Path) -> None:
+    """Keep other trainers out of the output folder before anything in it is looked at."""
+    if not folder.is_dir():
+        locate(trainer)  # a wrong path is refused before a folder is made for it
+        try:
+            make_folders(folder)
+        except OSError as error:
+            raise unwritable(folder, error) from error
+    session.enter_folder(folder)
 
 
 def _verified_state(session: Session, step_dir: Path) -> InputState | None:
