@@ -10,7 +10,8 @@ import importlib.metadata
 import inspect
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,27 @@ def saves_asynchronously(trainer: Any) -> bool:
     from omegaconf import OmegaConf
 
     return bool(OmegaConf.select(trainer.config, "actor_rollout_ref.actor.checkpoint.async_save", default=False))
+
+
+@contextmanager
+def once_models_are_written(trainer: Any, act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` in VERL's save after the models are written and before anything names the step as saved.
+
+    VERL asks the training loader for its state at that place, in every supported version, then writes `data.pt` and
+    the tracker. There is no other seam: the tracker is written by the same method.
+    """
+    loader = trainer.train_dataloader
+    state_dict = loader.state_dict
+
+    def act_first() -> Any:
+        act()
+        return state_dict()
+
+    loader.state_dict = act_first
+    try:
+        yield
+    finally:
+        del loader.state_dict  # the class's own method shows again
 
 
 def step_folder(trainer: Any) -> Path:

@@ -56,6 +56,8 @@ def keep_one_more(trainer: Any) -> Iterator[list[str]]:
 def remove_surplus(output_dir: Path, saved_steps: list[int], roles: list[str]) -> None:
     """Remove the models of this life's earlier steps, as VERL would have done during the save.
 
+    One that cannot be removed is warned about, and tried again after the next save.
+
     Args:
         output_dir: The output folder.
         saved_steps: Steps that this life has saved, the newest last; earlier lives' are VERL's to forget.
@@ -63,7 +65,13 @@ def remove_surplus(output_dir: Path, saved_steps: list[int], roles: list[str]) -
     """
     for step in saved_steps[:-1]:
         for role in roles:
-            shutil.rmtree(output_dir / step_name(step) / role, ignore_errors=True)
+            folder = output_dir / step_name(step) / role
+            try:
+                shutil.rmtree(folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                log.warning("%s cannot be removed: %s. It takes up space until it is.", folder, error.strerror)
 
 
 def remove_unusable_inputs(output_dir: Path, newest: int) -> None:

@@ -6,6 +6,7 @@ the finished save held, so that a later look can tell whether it still does. Imp
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ from agl_async_ckpt.exceptions import (
     DamagedStateError,
     UnsupportedVersionError,
 )
-from agl_async_ckpt.storage.container import Trailer, read_trailer, verify
+from agl_async_ckpt.storage.container import Trailer, is_whole_zip, read_trailer, verify
 from agl_async_ckpt.storage.files import publish, sync_file, sync_folder, write_all, write_error
 from agl_async_ckpt.storage.layout import (
     FILE_NAME,
@@ -29,6 +30,7 @@ from agl_async_ckpt.storage.layout import (
     TRACKER_NAME,
     parse_step,
 )
+from agl_async_ckpt.storage.models import list_models, sync_models
 
 __all__ = ["SEAL_NAME", "Seal", "check_seal", "read_seal", "seal_problems", "write_seal"]
 
@@ -69,7 +71,8 @@ class Seal:
 def write_seal(step_dir: str | os.PathLike[str], *, use_critic: bool, async_save: bool) -> Path:
     """Seal a step folder after everything else of the save, the tracker too, has been written.
 
-    Syncs `data.pt`, the tracker and the folders, which VERL leaves to the page cache.
+    Syncs what VERL leaves to the page cache: the model files that the driver can see (not with `async_save`: they are
+    still being written), `data.pt`, the tracker and the folders. So a seal on disk proves that all of it is on disk.
 
     Args:
         step_dir: `global_step_<N>` with a committed input state and a `data.pt`.
@@ -86,6 +89,10 @@ def write_seal(step_dir: str | os.PathLike[str], *, use_critic: bool, async_save
     target, tracker = folder / SEAL_NAME, folder.absolute().parent / TRACKER_NAME
     try:
         trailer = read_trailer(folder / FILE_NAME)
+        if not is_whole_zip(folder / LOADER_FILE_NAME):
+            raise ValueError(f"{LOADER_FILE_NAME} is not whole")  # torch overlooks an error of its last write
+        if not async_save:
+            sync_models(folder)
         sync_file(folder / LOADER_FILE_NAME)
         seal = Seal(
             global_step=trailer.global_step,
@@ -96,10 +103,10 @@ def write_seal(step_dir: str | os.PathLike[str], *, use_critic: bool, async_save
             state_sha256=trailer.sha256,
             loader_bytes=(folder / LOADER_FILE_NAME).stat().st_size,
             loader_sha256=_sha256(folder / LOADER_FILE_NAME),
-            model_files={} if async_save else _model_files(folder),
+            model_files={} if async_save else list_models(folder),
         )
         text = json.dumps({"format": SEAL_FORMAT, "format_version": SEAL_VERSION, **asdict(seal)}, indent=1) + "\n"
-        if tracker.exists():
+        with contextlib.suppress(FileNotFoundError):
             sync_file(tracker)
         sync_folder(tracker.parent)
         publish(target, lambda fd: write_all(fd, text.encode()))
@@ -200,18 +207,6 @@ def _parse(values: dict[str, Any], path: Path) -> Seal:
         if type(size) is not int or Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{name!r} is no model file of the step")
     return Seal(**fields)
-
-
-def _model_files(folder: Path) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for model in MODEL_FOLDERS:
-        for place, _, names in os.walk(folder / model):
-            for name in names:
-                path = Path(place) / name
-                size = _size(path)
-                if size is not None:
-                    found[path.relative_to(folder).as_posix()] = size
-    return dict(sorted(found.items()))
 
 
 def _size(path: Path) -> int | None:

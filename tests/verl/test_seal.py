@@ -239,8 +239,12 @@ def test_seal_that_could_not_be_written_leaves_no_trace(
     assert not [path for path in step_dir.iterdir() if "seal" in path.name]
 
 
-def test_seal_syncs_what_verl_did_not(step_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """data.pt, tracker and output folder before the seal; the step folder after it."""
+@pytest.mark.parametrize("async_save", [False, True])
+def test_seal_syncs_what_verl_did_not(step_dir: Path, monkeypatch: pytest.MonkeyPatch, async_save: bool) -> None:
+    """Models and their folders, data.pt, tracker and output folder before the seal; the step folder after it.
+
+    Models that are still being written are left alone.
+    """
     log: list[str] = []
     fsync = os.fsync
 
@@ -249,6 +253,33 @@ def test_seal_syncs_what_verl_did_not(step_dir: Path, monkeypatch: pytest.Monkey
         fsync(fd)
 
     monkeypatch.setattr(files.os, "fsync", spy)
-    write_seal(step_dir, use_critic=True, async_save=False)
-    log[3] = "temp" if SEAL_NAME in log[3] else log[3]
-    assert log == ["data.pt", TRACKER_NAME, "out", "temp", "global_step_7"]
+    write_seal(step_dir, use_critic=True, async_save=async_save)
+    log[-2] = "temp" if SEAL_NAME in log[-2] else log[-2]
+    models = ["model_0.pt", "actor", "config.json", "huggingface", "model_0.pt", "critic", "global_step_7"]
+    assert log == [*([] if async_save else models), "data.pt", TRACKER_NAME, "out", "temp", "global_step_7"]
+
+
+def test_loader_state_that_is_not_whole_is_not_sealed(step_dir: Path) -> None:
+    """torch overlooks an error of its last write; a seal over a torn data.pt would prove nothing."""
+    (step_dir / SEAL_NAME).unlink()
+    data = (step_dir / "data.pt").read_bytes()
+    (step_dir / "data.pt").write_bytes(data[:-10])
+    with pytest.raises(StateWriteError, match=r"data\.pt is not whole"):
+        write_seal(step_dir, use_critic=False, async_save=False)
+    assert not (step_dir / SEAL_NAME).exists()
+
+
+def test_model_that_cannot_be_listed_is_not_sealed(step_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seal without the model files would take any model for the right one."""
+    (step_dir / SEAL_NAME).unlink()
+    scandir = os.scandir
+
+    def fail(path: Any) -> Any:
+        if str(path).endswith("actor"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(StateWriteError, match="Input/output"):
+        write_seal(step_dir, use_critic=False, async_save=False)
+    assert not (step_dir / SEAL_NAME).exists()
