@@ -18,8 +18,8 @@ from agl_async_ckpt.exceptions import (
 )
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.container import Trailer, verify
-from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, parse_step
-from agl_async_ckpt.storage.run_identity import read_run
+from agl_async_ckpt.storage.layout import FILE_NAME, MODEL_FOLDERS, SEAL_NAME, parse_step
+from agl_async_ckpt.storage.run_identity import RunIdentity, read_run
 from agl_async_ckpt.storage.steps import inspect_step, list_steps, read_tracker
 
 
@@ -95,17 +95,26 @@ def missing_state(step_dir: Path) -> MissingStateError | None:
     Raises:
         DamagedStateError: The run's identity cannot be read.
     """
-    run = read_run(step_dir.parent)
-    step = parse_step(step_dir)
-    assert step is not None
-    wrote_before = run is not None and run.first_step is not None and run.first_step <= step
-    if not wrote_before and not (step_dir / SEAL_NAME).exists():
+    if not must_have_state(step_dir, read_run(step_dir.parent)):
         return None
     return MissingStateError(
         f"{step_dir} has no {FILE_NAME}, though this run wrote them before.\n"
         "Buffered and in-flight inputs of that step cannot be reconstructed. Resume from a step that has the file, or "
         "set agentlightning.async_checkpoint.on_mismatch=reset to go on with what VERL saved."
     )
+
+
+def must_have_state(step_dir: Path, run: RunIdentity | None) -> bool:
+    """Whether a step was saved with an input state, so that one without it has lost it."""
+    step = parse_step(step_dir)
+    assert step is not None
+    wrote_before = run is not None and run.first_step is not None and run.first_step <= step
+    return wrote_before or (step_dir / SEAL_NAME).exists()
+
+
+def is_pruned(step_dir: Path) -> bool:
+    """Whether retention has left an empty shell: neither model nor input state nor seal."""
+    return not any((step_dir / name).exists() for name in (FILE_NAME, SEAL_NAME, *MODEL_FOLDERS))
 
 
 def plain_step_text(step_dir: Path) -> str:

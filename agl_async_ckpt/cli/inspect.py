@@ -3,16 +3,197 @@
 from __future__ import annotations
 
 import argparse
+import os
+import stat
+import time
+from pathlib import Path
 from typing import Any
+
+from agl_async_ckpt.checkpoint.step_check import is_pruned, must_have_state
+from agl_async_ckpt.cli import output
+from agl_async_ckpt.cli.errors import UsageError
+from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
+from agl_async_ckpt.cli.parsing import add_command
+from agl_async_ckpt.cli.target import Target, find_target, no_checkpoints
+from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError
+from agl_async_ckpt.storage.container import Trailer, read_trailer
+from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.run_identity import RunIdentity, read_run
+from agl_async_ckpt.storage.steps import StepInfo, TrackerProblem, read_tracker
+
+EXAMPLES = """\
+examples:
+  agl-async-ckpt inspect checkpoints/my_run
+  agl-async-ckpt inspect checkpoints/my_run/global_step_40
+  agl-async-ckpt inspect checkpoints/my_run --json | jq '.[] | select(.complete) | .step'
+
+exit codes:
+  0  PATH was looked at
+  1  PATH names one step or one file, and that is not complete
+  2  there is no such path, it cannot be read, or it is no checkpoint
+"""
+NUMBERS = ("step", "buffered", "groups", "rollouts", "finished", "size", "age")
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the parser of this subcommand."""
-    parser: argparse.ArgumentParser = subparsers.add_parser("inspect", help="list the steps of an output folder")
-    parser.add_argument("path", metavar="PATH", help="output folder, step folder or input file")
-    parser.add_argument("--json", action="store_true", help="write JSON")
+    parser = add_command(
+        subparsers,
+        "inspect",
+        "list the steps of an output folder",
+        "List the steps of an output folder, one row each: whether a resume can take it, and what it holds. Reads "
+        "names, sizes and the ends of files; unpickles nothing and needs no torch. `verify` reads every byte.",
+        EXAMPLES,
+    )
+    parser.add_argument("path", metavar="PATH", help="an output folder, a step folder, or an input file")
+    parser.add_argument("--json", action="store_true", help="write a list of objects, one per step")
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the steps."""
-    raise NotImplementedError
+    """List the steps; returns the exit code."""
+    target = find_target(args.path)
+    rows = [file_row(target.path)] if target.kind == "file" else [step_row(info, run) for info, run in _steps(target)]
+    if args.json:
+        output.print_json([row for row, _ in rows])
+    else:
+        _print(target, rows)
+    if target.kind == "step" and not rows[0][0]["complete"]:
+        return EXIT_PROBLEMS
+    return EXIT_OK
+
+
+Row = tuple[dict[str, Any], "Trailer | None"]
+
+
+def step_row(info: StepInfo, run: RunIdentity | None) -> Row:
+    """Describe a step."""
+    problems = list(info.problems) if info.has_state else [absence(info, run)]
+    return _row(info.step, info.path, info.complete, problems, info.selected, info.trailer)
+
+
+def file_row(path: Path) -> Row:
+    """Describe an input file that lies in no step folder.
+
+    Raises:
+        UsageError: It is no input file.
+        DamagedStateError: It bears the name of one.
+    """
+    try:
+        trailer = read_trailer(path)
+    except StateFormatError as error:
+        if path.name == FILE_NAME:
+            raise
+        raise UsageError(f"{path} is no input state of agl-async-ckpt: {error}") from error
+    alone = "it lies in no folder global_step_<N>, so only the file itself was looked at"
+    return _row(trailer.global_step, path, False, [alone], False, trailer)
+
+
+def absence(info: StepInfo, run: RunIdentity | None) -> str:
+    """Say why a step has no input state."""
+    if must_have_state(info.path, run) and (not is_pruned(info.path) or info.selected):
+        return f"{FILE_NAME} is missing, though this run wrote them before"
+    if is_pruned(info.path) and not info.selected:
+        return "no model and no input position: removed by retention, or never written"
+    return "saved without the input position: the extension was not active"
+
+
+def _row(step: int, path: Path, complete: bool, problems: list[str], selected: bool, trailer: Trailer | None) -> Row:
+    counts = trailer.counts if trailer is not None else {}
+    return {
+        "step": step,
+        "path": str(path),
+        "complete": complete,
+        "problems": problems,
+        "selected": selected,
+        "epoch": trailer and trailer.epoch,
+        "exhausted": trailer and trailer.exhausted,
+        "buffered_inputs": counts.get("num_buffered_inputs"),
+        "carry_over_groups": counts.get("num_carry_over_groups"),
+        "carry_over_rollouts": counts.get("num_carry_over_rollouts"),
+        "finished_rollouts": counts.get("num_finished_rollouts"),
+        "bytes": _size(path),
+        "saved_at": trailer and trailer.saved_at,
+        "run_id": trailer and trailer.run_id,
+        "format_version": trailer and trailer.format_version,
+    }, trailer
+
+
+def _size(path: Path) -> int | None:
+    for file in (path / FILE_NAME, path):  # of a step, or the file itself
+        try:
+            info = os.stat(file)  # noqa: PTH116 - one call per step
+        except OSError:
+            continue
+        return info.st_size if stat.S_ISREG(info.st_mode) else None
+    return None
+
+
+def _steps(target: Target) -> list[tuple[StepInfo, RunIdentity | None]]:
+    try:
+        run = read_run(target.folder)
+    except AsyncCheckpointError as error:
+        output.error(f"warning: {error}")
+        run = None
+    return [(info, run) for info in target.steps()]
+
+
+def _print(target: Target, rows: list[Row]) -> None:
+    if not rows:
+        output.say(no_checkpoints(target.path))
+    else:
+        now = time.time()
+        headers = ("step", "epoch", *NUMBERS[1:], "run", "version", "state")
+        output.print_table(
+            headers, [_cells(row, trailer, now) for row, trailer in rows], right=NUMBERS, spare=("version", "run")
+        )
+        output.say()
+    if target.kind != "file":
+        output.say(tracker_text(target.folder))
+    for (run_id, versions), steps in _writers(rows).items():
+        output.say(f"Run {run_id}, {'step' if len(steps) == 1 else 'steps'} {_ranges(steps)}: written by {versions}.")
+
+
+def _cells(row: dict[str, Any], trailer: Trailer | None, now: float) -> list[object]:
+    place = str(row["path"])
+    problems = "; ".join(
+        problem.replace(f"{place}/", "").replace(place, Path(place).name) for problem in row["problems"]
+    )
+    return [
+        f"{row['step']}{' *' if row['selected'] else '  '}",
+        trailer and f"{trailer.epoch}{' (exhausted)' if trailer.exhausted else ''}",
+        row["buffered_inputs"],
+        row["carry_over_groups"],
+        row["carry_over_rollouts"],
+        row["finished_rollouts"],
+        output.num_bytes(row["bytes"]),
+        trailer and output.duration(now - trailer.saved_at),
+        trailer and trailer.run_id[:8],
+        trailer and trailer.written_by.get("agl-async-ckpt"),
+        "complete" if row["complete"] else problems,
+    ]
+
+
+def tracker_text(folder: Path) -> str:
+    """Say which step the tracker selects."""
+    tracker = read_tracker(folder)
+    if tracker is None:
+        return f"There is no {TRACKER_NAME}: no step is selected."
+    if isinstance(tracker, TrackerProblem):
+        return f"No step is selected: {tracker.message}"
+    if not (folder / f"global_step_{tracker}").is_dir():
+        return f"{TRACKER_NAME} names step {tracker}, which does not exist."
+    return f"* {TRACKER_NAME} names step {tracker}."
+
+
+def _writers(rows: list[Row]) -> dict[tuple[str, str], list[int]]:
+    found: dict[tuple[str, str], list[int]] = {}
+    for row, trailer in rows:
+        if trailer is not None:
+            versions = ", ".join(f"{name} {version}" for name, version in trailer.written_by.items()) or "unknown"
+            found.setdefault((trailer.run_id, versions), []).append(row["step"])
+    return found
+
+
+def _ranges(steps: list[int]) -> str:
+    """The first and the last, with what lies between left to the table."""
+    return ", ".join(map(str, steps)) if len(steps) <= 3 else f"{steps[0]} to {steps[-1]}"

@@ -5,6 +5,7 @@ Whatever comes from a file or a path passes `clean` first: data must not steer a
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -12,13 +13,14 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-MAX_ERROR_WIDTH = 100
+MAX_FIRST_WIDTH = 24
+"""Columns up to this width keep to one line on a terminal; wider ones are folded."""
 
 
 def prepare() -> None:
     """Have a character that the terminal's encoding lacks written as an escape, not end the command."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
@@ -66,7 +68,11 @@ def print_json(value: Any) -> None:
 
 
 def print_table(
-    headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = (), title: str | None = None
+    headers: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    spare: Sequence[str] = (),
 ) -> None:
     """Write a table.
 
@@ -74,23 +80,52 @@ def print_table(
         headers: Names of the columns.
         rows: Cells; None is an empty one.
         right: Columns to align to the right: numbers.
-        title: A line above it.
+        spare: Columns that a narrow terminal leaves out, the first one first.
     """
     cells = [["" if cell is None else clean(cell) for cell in row] for row in rows]
-    if is_terminal(sys.stdout) and _print_rich(headers, cells, right, title):
+    if is_terminal(sys.stdout) and _print_rich(headers, cells, right, spare):
         return
-    if title:
-        say(title)
     table = [list(headers), *cells]
     widths = [max(map(display_width, column)) for column in zip(*table, strict=True)]
     for row in table:
-        padded = [
-            (" " * (width - display_width(cell)) + cell)
-            if header in right
-            else (cell + " " * (width - display_width(cell)))
-            for header, cell, width in zip(headers, row, widths, strict=True)
-        ]
+        padded = [_pad(cell, width, header in right) for header, cell, width in zip(headers, row, widths, strict=True)]
         sys.stdout.write("  ".join(padded).rstrip() + "\n")
+
+
+def cut(text: object, width: int) -> str:
+    """Shorten a text to at most `width` columns, with a sign that there is more."""
+    shown = clean(text)
+    if display_width(shown) <= width:
+        return shown
+    while display_width(shown) > width - 1:
+        shown = shown[: -max(1, (len(shown) - width) // 2)]
+    return f"{shown.rstrip()}…"
+
+
+def num_bytes(value: int | None) -> str | None:
+    """Write a size for people: `512 B`, `13.4 kB`."""
+    if value is None or value < 1000:
+        return value if value is None else f"{value} B"
+    size, unit = float(value), "B"
+    for unit in ("kB", "MB", "GB", "TB"):  # noqa: B007 - the last one is used
+        size /= 1000
+        if size < 999.95:
+            break
+    return f"{size:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Write a duration for people, in one unit."""
+    value = max(0.0, seconds)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if value >= (2 * length if unit == "d" else length):
+            return f"{value / length:.0f} {unit}"
+    return f"{value:.0f} s"
+
+
+def _pad(cell: str, width: int, right: bool) -> str:
+    space = " " * (width - display_width(cell))
+    return space + cell if right else cell + space
 
 
 def display_width(text: str) -> int:
@@ -102,7 +137,9 @@ def display_width(text: str) -> int:
     )
 
 
-def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], title: str | None) -> bool:
+def _print_rich(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], spare: Sequence[str]
+) -> bool:
     """Draw with rich, which reads NO_COLOR itself; False where it is not installed."""
     try:
         from rich import box
@@ -111,10 +148,21 @@ def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
         from rich.text import Text
     except ImportError:
         return False
-    table = Table(title=title and clean(title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for header in headers:
-        table.add_column(Text(header), justify="right" if header in right else "left", overflow="fold")
+    console = Console()
+    widths = {
+        header: max(map(display_width, (header, *column)))
+        for header, column in zip(headers, zip(*rows, strict=True) if rows else [()] * len(headers), strict=True)
+    }
+    shown = list(headers)
+    for header in spare:
+        if sum(min(widths[name], MAX_FIRST_WIDTH) + 2 for name in shown) > console.width:
+            shown.remove(header)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for header in shown:
+        short = widths[header] <= MAX_FIRST_WIDTH
+        table.add_column(Text(header), justify="right" if header in right else "left", overflow="fold", no_wrap=short)
     for row in rows:
-        table.add_row(*map(Text, row))  # Text: nothing in the data is markup
-    Console().print(table)
+        by_name = dict(zip(headers, row, strict=True))
+        table.add_row(*(Text(by_name[header]) for header in shown))  # Text: nothing in the data is markup
+    console.print(table)
     return True

@@ -130,6 +130,28 @@ def read_holder(path: Path) -> dict[str, Any]:
         return {}
 
 
+def current_holder(output_dir: Path) -> str | None:
+    """Say which process writes into an output folder now; None if no other does, or if locks do not tell.
+
+    Tries the lock for an instant, read-only, and lets go of it: a start that comes just then tries again after
+    `POLL_S`.
+    """
+    path = output_dir / LOCK_FILE_NAME
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _words(read_holder(path))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return None
+
+
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
