@@ -64,7 +64,7 @@ def test_checkpoint_of_a_live_run_can_be_resumed_elsewhere(run: RunSettings, ser
     second = run_life(fork, tmp_path / "b", server.url, stop_after_step=4)
     assert with_lock.is_held
     assert {path.name for path in (tmp_path / "a").rglob("*")} == before
-    assert_continues(uninterrupted(run, server), [life, second])
+    assert_continues(uninterrupted(run, server), life, second, until=4)
 
 
 def test_validation_alone_takes_no_lock_and_writes_nothing(run: RunSettings, server: AglServer, tmp_path: Path) -> None:
