@@ -1,0 +1,144 @@
+"""A digest of values that says whether two inputs are the same, in any process, on any host.
+
+Equal values have equal digests whatever the order of keys, the hash seed, or the major version of numpy. A value whose
+content cannot be told from its type has no digest: guessing (`repr`, pickle) would call the same input another one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from types import NoneType
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from agl_async_ckpt.state import Batch
+
+_AS_IS = frozenset({str, int, float, bool, NoneType})
+STORED_FILE = {"bytes", "path"}
+"""The keys of an image, sound or video as the `datasets` library stores it."""
+
+
+class NoDigestError(Exception):
+    """A value whose content cannot be told; the text names its type."""
+
+
+def digest(value: Any) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of the content of `value`.
+
+    Raises:
+        NoDigestError: `value` holds an object of unknown content.
+    """
+    return hashlib.sha256(canonical(value)).hexdigest()[:16]
+
+
+def canonical(value: Any) -> bytes:
+    """Write `value` as JSON text in which equal contents are equal bytes; arrays, images and bytes as their digests.
+
+    Raises:
+        NoDigestError: `value` holds an object of unknown content.
+    """
+    try:
+        return _text(_plain(value)).encode()
+    except RecursionError:
+        raise NoDigestError("a value is nested too deeply") from None
+
+
+def row_digests(batch: Batch | None) -> list[dict[str, str]]:
+    """Return the digest of every value of a loader batch: (num_rows,), column -> digest.
+
+    Raises:
+        NoDigestError: A value of unknown content.
+    """
+    columns = {name: [digest(value) for value in values] for name, values in (batch or {}).items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _text(plain: Any) -> str:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+
+
+def _hashed(data: Any) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` in terms of JSON, dicts with text keys only; a list of such values as it is, for speed."""
+    kind = cast("type[Any]", type(value))
+    if kind in _AS_IS:
+        return value
+    if kind is list or kind is tuple:
+        return list(value) if _AS_IS.issuperset(map(type, value)) else [_plain(item) for item in value]
+    for base, convert in _CONVERTERS.items():
+        if isinstance(value, base):
+            return convert(value)
+    image = sys.modules.get("PIL.Image")
+    if image is not None and isinstance(value, image.Image):
+        return {"$image": [value.mode, list(value.size), _hashed(value.tobytes())]}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"$fields": {field.name: _plain(getattr(value, field.name)) for field in fields(value)}}
+    raise NoDigestError(f"the content of a {kind.__module__}.{kind.__qualname__} cannot be told")
+
+
+def _mapping(value: Mapping[Any, Any]) -> Any:
+    if value.keys() == STORED_FILE:
+        return stored_file(value)
+    if all(type(key) is str for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    return {"$dict": sorted(([_text(_plain(key)), _plain(item)] for key, item in value.items()), key=lambda kv: kv[0])}
+
+
+def stored_file(value: Mapping[Any, Any]) -> Any:
+    """Leave out where a file lies: another host keeps the same data set elsewhere."""
+    data, path = value["bytes"], value["path"]
+    if data is None and isinstance(path, str):
+        return {"$file": path.replace("\\", "/").rpartition("/")[2]}
+    return {"$file": _plain(data)}
+
+
+def _array(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.hasobject:
+        return {"$array": [list(array.shape), _plain(array.ravel().tolist())]}
+    return {"$array": [_text(array.dtype.descr), list(array.shape), _hashed(array.tobytes())]}
+
+
+def _tensor(tensor: torch.Tensor) -> Any:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        raise NoDigestError(f"a tensor ({tensor.layout}, {tensor.dtype}, {tensor.device}) is not a plain dense one")
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return {"$tensor": [str(tensor.dtype), list(tensor.shape), _hashed(data)]}
+
+
+def _sorted(items: Iterable[Any]) -> list[str]:
+    return sorted(_text(_plain(item)) for item in items)
+
+
+# In this order: a datetime is a date, an enum may be a str or an int, and a numpy scalar a float or a str.
+_CONVERTERS: dict[type | tuple[type, ...], Callable[[Any], Any]] = {
+    Mapping: _mapping,
+    (bytes, bytearray, memoryview): lambda value: {"$bytes": _hashed(value)},
+    torch.Tensor: _tensor,
+    np.ndarray: _array,
+    np.generic: lambda value: {"$scalar": _array(np.asarray(value))},
+    Enum: lambda value: {"$enum": [type(value).__qualname__, value.name]},
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    (list, tuple, range): lambda value: [_plain(item) for item in value],
+    (set, frozenset): lambda value: {"$set": _sorted(value)},
+    (dt.date, dt.time): lambda value: {"$time": value.isoformat()},
+    dt.timedelta: lambda value: {"$delta": [value.days, value.seconds, value.microseconds]},
+    (Decimal, complex, uuid.UUID): lambda value: {"$text": str(value)},
+    PurePath: lambda value: {"$text": value.as_posix()},
+}
