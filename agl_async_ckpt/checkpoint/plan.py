@@ -62,7 +62,7 @@ def plan_latest(folder: Path) -> ResumePlan:
     notes = [*plan.notes, *_holder_notes(folder)]
     if plan.action == "resume" and (run is None or run.folder_inode != folder.stat().st_ino):
         notes.append(
-            f"{folder} is not the folder of a run that is on record (a copy?): the start gets a run id of its own, adopts "
+            f"{folder} belongs to no run that is on record (a copy?): the start gets a run id of its own, adopts "
             "nothing from the server, and creates the rollouts in flight again."
         )
     if plan.repairs_tracker:

@@ -30,7 +30,7 @@ class StepCheck:
     Attributes:
         step_dir: `global_step_<N>`.
         state: The decoded state, if it is whole.
-        trailer: Of the file, if that is whole.
+        trailer: Of the file, if that is whole and was not decoded alone.
         error: Why the file cannot be used.
         problems: What is wrong with the rest of the step, in words.
         decoded: Decoding was tried; False where torch is absent.
@@ -67,21 +67,27 @@ def check_step(step_dir: Path) -> StepCheck:
 
     Takes twice the size of the file in memory while it decodes.
     """
-    state, error = None, None
-    load_state = _loader()
-    try:
-        if load_state is None:
-            verify(step_dir / FILE_NAME)
-        else:
-            state = load_state(step_dir)
-    except AsyncCheckpointError as found:
-        error = found
+    found = check_file(step_dir / FILE_NAME)
     info = inspect_step(step_dir, read_tracker(step_dir.parent))
     problems = info.problems
-    if error is not None:  # each thing is said once
-        said = str(error)
+    if found.error is not None:  # each thing is said once
+        said = str(found.error)
         problems = tuple(p for p in problems if p not in said and not p.startswith(f"{FILE_NAME} is of step"))
-    return StepCheck(step_dir, state, info.trailer, error, problems, decoded=load_state is not None)
+    return StepCheck(step_dir, found.state, info.trailer, found.error, problems, found.decoded)
+
+
+def check_file(path: Path) -> StepCheck:
+    """Verify every byte of an input state and decode it; if it lies in a step folder, it has to be of that step."""
+    load_state = _loader()
+    state, trailer, error = None, None, None
+    try:
+        if load_state is None:
+            trailer = verify(path)
+        else:
+            state = load_state(path)
+    except AsyncCheckpointError as found:
+        error = found
+    return StepCheck(path.parent, state, trailer, error, (), decoded=load_state is not None)
 
 
 def has_state(step_dir: Path) -> bool:

@@ -124,30 +124,41 @@ def remove_files(folder: Path, names: tuple[str, ...]) -> None:
         sync_folder(folder)
 
 
-def remove_leftover_temps(folder: str | os.PathLike[str]) -> list[Path]:
-    """Remove the temp files that killed writers left in an output folder and its steps, or in one step folder.
+def leftover_temps(folder: str | os.PathLike[str]) -> list[Path]:
+    """Find the temp files of writers in an output folder and its steps, or in one step folder.
 
-    Looks as well where links of the published names lead. Call it only while no other process writes there.
+    Looks as well where links of the published names lead. What a living writer has open is among them.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
+    home = Path(folder)
+    if not home.is_dir():
+        return []
+    places = {home, *(path for path in home.iterdir() if parse_step(path) is not None and path.is_dir())}
+    links = [link for place in places for link in place.iterdir() if link.is_symlink() and _NAME.fullmatch(link.name)]
+    places |= {Path(os.path.realpath(link)).parent for link in links}
+    return [
+        path
+        for place in sorted(place for place in places if place.is_dir())
+        for path in sorted(place.iterdir())
+        if _TEMP_NAME.fullmatch(path.name) and path.is_file()
+    ]
+
+
+def remove_leftover_temps(folder: str | os.PathLike[str]) -> list[Path]:
+    """Remove the temp files that killed writers left. Call it only while no other process writes there.
 
     Returns:
-        The removed files.
+        The removed files, as `leftover_temps` finds them.
 
     Raises:
         OSError: A folder cannot be read, or a file cannot be removed.
     """
-    removed: list[Path] = []
-    home = Path(folder)
-    if not home.is_dir():
-        return removed
-    places = {home, *(path for path in home.iterdir() if parse_step(path) is not None and path.is_dir())}
-    links = [link for place in places for link in place.iterdir() if link.is_symlink() and _NAME.fullmatch(link.name)]
-    places |= {Path(os.path.realpath(link)).parent for link in links}
-    for place in sorted(place for place in places if place.is_dir()):
-        for path in sorted(place.iterdir()):
-            if _TEMP_NAME.fullmatch(path.name) and path.is_file():
-                path.unlink(missing_ok=True)
-                removed.append(path)
-    return removed
+    found = leftover_temps(folder)
+    for path in found:
+        path.unlink(missing_ok=True)
+    return found
 
 
 def _sync(path: Path, flags: int) -> None:
