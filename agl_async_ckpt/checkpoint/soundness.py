@@ -178,7 +178,7 @@ def _judge_tracker(folder: Path, steps: Sequence[StepInfo], report: Report) -> N
         act = f"Nothing, if that is wanted: a start with resume_mode=auto {taken}."
         report.problems.append(Finding(path, decision.warning.partition(". Resuming from")[0], act))
     elif steps and all(not has_state(step.path) for step in steps):
-        report.notes.append(Finding(folder, f"all {plural(len(steps), 'step')} here {PLAIN.partition(':')[0]}"))
+        report.notes.append(Finding(folder, f"all {len(steps)} steps here were {PLAIN.partition(':')[0]}"))
 
 
 def _judge_proof_of_life(folder: Path, run: RunIdentity | None, report: Report) -> None:

@@ -32,8 +32,8 @@ def add_parser(subparsers: Any) -> None:
         "plan",
         "say what a start would resume from, and why",
         "Say what an asynchronous run with this extension would do if it started now: which step it takes and why, "
-        "what it restores, whether it repairs the tracker, or with which error it refuses. The texts are those of its log. "
-        "Nothing is changed.",
+        "what it restores, whether it repairs the tracker, or with which error it refuses. The texts are those of its "
+        "log. Nothing is changed.",
         EXAMPLES,
     )
     parser.add_argument(

@@ -35,8 +35,8 @@ def add_parser(subparsers: Any) -> None:
         "verify",
         "check everything that a resume would check",
         "Check everything that a resume would check: every byte of the input states against their checksums, the "
-        "seals, data.pt, the model files, tracker and run file. Input states are decoded if torch is installed. Whether the "
-        "dataset and the settings of a run fit is for its start to say.",
+        "seals, data.pt, the model files, tracker and run file. Input states are decoded if torch is installed. "
+        "Whether the dataset and the settings of a run fit is for its start to say.",
         EXAMPLES,
     )
     parser.add_argument("path", metavar="PATH", help="an output folder (all steps), a step folder, or an input file")
