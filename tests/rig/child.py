@@ -1,8 +1,9 @@
-"""A life in a process of its own: `python -m tests.rig.child '<json>'`, to be killed at any instant.
+"""A life in a process of its own, to be killed at any instant: `python -m tests.rig.child <json>`, or by a nursery.
 
 The JSON object holds `settings` (of `RunSettings`), `out_dir`, `base_url`, `record` (path of the event log, appended
-to line by line) and, optionally, `stock` (true: without the extension) and `stop_at`: `[point, step]`, at which the
-child stops and waits, so that its killer can hit that instant. The server and the agents live in the parent.
+to line by line) and, optionally, `stock` (true: without the extension), `stop_at`: `[point, step]`, at which the
+child stops and waits, so that its killer can hit that instant, and `passed`: path of a FIFO that gets a line for each
+point that is passed. The server and the agents live in the parent.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from tests.rig.record import Life, Recorder
 from tests.rig.settings import RunSettings
 
 
-def main(argument: str) -> int:
-    """Run the life that `argument` describes; 0 if `fit` returned."""
-    os.environ.setdefault("TQDM_DISABLE", "1")
+def live(request: dict[str, Any]) -> None:
+    """Run the life that `request` describes, to its end."""
     from tests.rig.life import run_life, stock_trainer
 
-    request: dict[str, Any] = json.loads(argument)
     stop_at = tuple(request.get("stop_at") or ())
+    passed = os.open(request["passed"], os.O_WRONLY) if "passed" in request else None
 
     def here(point: str, step: int) -> bool:
+        if passed is not None:
+            os.write(passed, f"{point} {step}\n".encode())
         if (point, step) == stop_at:
             os.kill(os.getpid(), signal.SIGSTOP)
         return False
@@ -42,6 +44,12 @@ def main(argument: str) -> int:
         die_at=here,
         recorder=Recorder(Path(request["record"])),
     )
+
+
+def main(argument: str) -> int:
+    """Run the life that `argument` describes; 0 if `fit` returned."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    live(json.loads(argument))
     return 0
 
 

@@ -80,6 +80,8 @@ def preload(entry: str) -> Entry:
     from tests.rig.standins import _retention_class
 
     assert agl_async_ckpt.trainer.AsyncCheckpointTrainer
+    with contextlib.suppress(ImportError):
+        importlib.import_module("wandb")  # which agent-lightning imports at the first step: half a second of each life
     _base_config()
     _retention_class()
     _small_ca_file()
