@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.checkpoint.decision import Position, decide_latest, plural
+from agl_async_ckpt.checkpoint.decision import Position, decide_latest
 from agl_async_ckpt.checkpoint.step_check import (
     check_file,
     check_step,

@@ -1,0 +1,285 @@
+"""`show PATH`: what one input state holds, for a person."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agl_async_ckpt import capture
+from agl_async_ckpt.checkpoint.decision import decide_latest, plural
+from agl_async_ckpt.checkpoint.step_check import has_state
+from agl_async_ckpt.cli import output
+from agl_async_ckpt.cli.errors import UsageError
+from agl_async_ckpt.cli.exit_codes import EXIT_OK
+from agl_async_ckpt.cli.parsing import add_command
+from agl_async_ckpt.cli.target import Target, find_target, is_checkpoint_folder, no_checkpoints
+from agl_async_ckpt.cli.values import is_array, plain, short
+from agl_async_ckpt.exceptions import MissingStateError
+from agl_async_ckpt.state import Batch, InputState, PromptGroup
+from agl_async_ckpt.storage.container import read_trailer
+from agl_async_ckpt.storage.layout import FILE_NAME
+from agl_async_ckpt.storage.trailer import Trailer
+
+EXAMPLES = """\
+examples:
+  agl-async-ckpt show checkpoints/my_run                          # the step that an automatic resume takes
+  agl-async-ckpt show checkpoints/my_run/global_step_40 --rows 20
+  agl-async-ckpt show checkpoints/my_run --column question --column answer
+  agl-async-ckpt show checkpoints/my_run --json | jq '.carry_over[].data_id'
+
+exit codes:
+  0  shown
+  1  the step has no input state, or a damaged one
+  2  there is no such path or column, it cannot be read, or torch is not installed
+"""
+DEFAULT_ROWS = 5
+DEFAULT_COLUMNS = 4
+TEXT_WIDTH = 40
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the parser of this subcommand."""
+    parser = add_command(
+        subparsers,
+        "show",
+        "show what a step holds: position, buffered rows, groups in flight",
+        "Show what the input state of one step holds: the place in the epoch, the buffered rows, and the prompt groups "
+        "in flight, oldest first. The file is verified before it is read, with weights_only=True. Needs torch.",
+        EXAMPLES,
+    )
+    parser.add_argument(
+        "path", metavar="PATH", help="a step folder, an input file, or an output folder (the step a resume takes)"
+    )
+    parser.add_argument(
+        "--rows",
+        type=_number,
+        metavar="N",
+        help=f"how many buffered rows and how many groups to show (default: {DEFAULT_ROWS}; with --json all)",
+    )
+    parser.add_argument(
+        "--column",
+        action="append",
+        metavar="NAME",
+        help=f"a column of the inputs to show; may be repeated (default: {DEFAULT_COLUMNS} of them; with --json all)",
+    )
+    parser.add_argument("--json", action="store_true", help="write one object; texts are not cut")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show; returns the exit code."""
+    path = _file(find_target(args.path))
+    try:
+        from agl_async_ckpt.storage.commit import load_state
+    except ImportError as error:
+        raise UsageError(
+            f"show needs torch, which cannot be imported here ({error}); inspect works without."
+        ) from error
+    state, trailer = load_state(path), read_trailer(path)
+    inputs = [_input(group) for group in state.carry_over]
+    _require_columns(args.column, state.buffered_batch, inputs)
+    if args.json:
+        output.print_json(_as_json(path, state, trailer, inputs, args))
+    else:
+        _print(path, state, trailer, inputs, args)
+    return EXIT_OK
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("must be 0 or more")
+    return number
+
+
+def _file(target: Target) -> Path:
+    """The input file that PATH stands for.
+
+    Raises:
+        UsageError: An output folder without steps.
+        AsyncCheckpointError: The step has no input state, or no resume would find one.
+    """
+    if target.kind == "file":
+        return target.path
+    step_dir: Path | None = target.path
+    if target.kind == "folder":
+        if not is_checkpoint_folder(target.path):
+            raise UsageError(no_checkpoints(target.path))
+        decision = decide_latest(target.path)
+        if decision.error is not None:
+            raise decision.error
+        step_dir = decision.step_dir
+        if step_dir is None:
+            raise UsageError(f"Nothing to show: {decision.reason}.")
+    assert step_dir is not None
+    if not has_state(step_dir):
+        raise MissingStateError(
+            f"{step_dir} holds no {FILE_NAME}: saved while the extension was not active, or the file was removed."
+        )
+    return step_dir / FILE_NAME
+
+
+def _input(group: PromptGroup) -> Mapping[str, Any]:
+    value = group.rollouts[0].enqueued.get("input")
+    return value if isinstance(value, Mapping) else {"input": value}
+
+
+def _columns(wanted: Sequence[str] | None, first_row: Mapping[str, Any]) -> list[str]:
+    """The columns to show: those asked for, or a few, what a person can read first."""
+    if wanted is not None:
+        return [name for name in dict.fromkeys(wanted) if name in first_row]
+    readable = [name for name, value in first_row.items() if not is_array(value)]
+    return (readable or list(first_row))[:DEFAULT_COLUMNS]
+
+
+def _require_columns(wanted: Sequence[str] | None, batch: Batch | None, inputs: Sequence[Mapping[str, Any]]) -> None:
+    known = dict.fromkeys([*(batch or {}), *(name for row in inputs for name in row)])
+    for name in wanted or ():
+        if name not in known:
+            raise UsageError(
+                f"There is no column {name!r}. There are: {', '.join(map(str, known))}."
+                if known
+                else f"There is no column {name!r}: nothing is buffered and nothing in flight."
+            )
+
+
+def _batch_row(batch: Batch, index: int) -> dict[str, Any]:
+    return {str(name): column[index] for name, column in batch.items()}
+
+
+def _print(
+    path: Path, state: InputState, trailer: Trailer, inputs: list[Mapping[str, Any]], args: argparse.Namespace
+) -> None:
+    limit = DEFAULT_ROWS if args.rows is None else args.rows
+    parent = f", forked from run {state.parent_run_id}" if state.parent_run_id else ""
+    output.say(f"{path}: step {state.global_step} of run {state.run_id}{parent}")
+    versions = ", ".join(f"{name} {version}" for name, version in state.written_by.items())
+    output.say(f"Saved {output.duration(time.time() - trailer.saved_at)} ago by {versions or 'unknown versions'}.")
+    output.say(f"Epoch {state.epoch}: {position_words(state)}.")
+    output.say()
+    _print_buffered(state, args.column, limit)
+    output.say()
+    _print_in_flight(state, trailer, inputs, args.column, limit)
+    if state.num_dropped_groups:
+        output.say(f"{plural(state.num_dropped_groups, 'group')} in flight left out: in_flight=drop.")
+    facts = {**state.fingerprint.must_match, **state.fingerprint.recorded}
+    if facts:
+        output.say()
+        output.say("The inputs come from:")
+        for name, value in facts.items():
+            output.say(f"  {name}: {output.cut(short(value), 2 * TEXT_WIDTH)}")
+
+
+def position_words(state: InputState) -> str:
+    """Say how far the loader is in its epoch."""
+    rows, length = _rows_yielded(state), state.fingerprint.must_match.get("dataset length")
+    if state.exhausted:
+        return "the loader has handed out its last batch"
+    if rows is None:
+        return "how far the loader is cannot be told from its state"
+    return f"the loader has handed out {rows}{'' if length is None else f' of {length}'} rows"
+
+
+def _rows_yielded(state: InputState) -> int | None:
+    try:
+        return capture.rows_yielded(state.loader_state)
+    except (KeyError, TypeError, ValueError, AttributeError):  # the state of another version of torchdata
+        return None
+
+
+def _print_buffered(state: InputState, wanted: Sequence[str] | None, limit: int) -> None:
+    batch = state.buffered_batch
+    output.say(f"Buffered: {plural(state.num_buffered, 'row')} pulled and not yet enqueued.")
+    if not batch or not state.num_buffered or not limit:
+        return
+    rows = [_batch_row(batch, index) for index in range(min(limit, state.num_buffered))]
+    columns = _columns(wanted, rows[0])
+    table = [[index, *(output.cut(short(row[name]), TEXT_WIDTH) for name in columns)] for index, row in enumerate(rows)]
+    output.print_table(("row", *columns), table, right=("row",))
+    _print_rest(state.num_buffered, limit, len(columns), len(rows[0]))
+
+
+def _print_in_flight(
+    state: InputState, trailer: Trailer, inputs: list[Mapping[str, Any]], wanted: Sequence[str] | None, limit: int
+) -> None:
+    output.say(f"In flight: {plural(state.num_in_flight, 'prompt group')}, oldest first.")
+    if not state.carry_over or not limit:
+        return
+    columns = _columns(wanted, inputs[0])
+    table = [
+        [
+            group.data_id,
+            group.step,
+            output.duration(_age(group, trailer)),
+            f"{_num_finished(group)} of {len(group.rollouts)}",
+            *(output.cut(short(row.get(name)), TEXT_WIDTH) for name in columns),
+        ]
+        for group, row in zip(state.carry_over[:limit], inputs, strict=False)
+    ]
+    headers = ("data_id", "enqueued in step", "age", "finished", *(f"input.{name}" for name in columns))
+    output.print_table(headers, table, right=("enqueued in step", "age"), spare=("age", "finished"))
+    _print_rest(state.num_in_flight, limit, len(columns), len(inputs[0]))
+
+
+def _print_rest(num_rows: int, limit: int, num_shown: int, num_columns: int) -> None:
+    left = []
+    if num_rows > limit:
+        left.append(f"{num_rows - limit} more: --rows {num_rows}")
+    if num_columns > num_shown:
+        left.append(f"{plural(num_columns - num_shown, 'more column')}: --column NAME")
+    if left:
+        output.say(f"({'; '.join(left)})")
+
+
+def _age(group: PromptGroup, trailer: Trailer) -> float:
+    """Seconds from the first enqueue to the save, by the trainer's clock."""
+    return trailer.saved_at - min(float(rollout.enqueued["enqueue_time"]) for rollout in group.rollouts)
+
+
+def _num_finished(group: PromptGroup) -> int:
+    return sum(rollout.finished is not None for rollout in group.rollouts)
+
+
+def _as_json(
+    path: Path, state: InputState, trailer: Trailer, inputs: list[Mapping[str, Any]], args: argparse.Namespace
+) -> dict[str, Any]:
+    batch, limit = state.buffered_batch or {}, args.rows
+    rows = [_batch_row(batch, index) for index in range(state.num_buffered)][:limit]
+    return {
+        "path": str(path),
+        "step": state.global_step,
+        "epoch": state.epoch,
+        "exhausted": state.exhausted,
+        "rows_pulled_in_epoch": _rows_yielded(state),
+        "saved_at": trailer.saved_at,
+        "run_id": state.run_id,
+        "parent_run_id": state.parent_run_id,
+        "written_by": dict(state.written_by),
+        "num_buffered_inputs": state.num_buffered,
+        "buffered": [_selected(row, args.column) for row in rows],
+        "num_carry_over_groups": state.num_in_flight,
+        "num_dropped_groups": state.num_dropped_groups,
+        "carry_over": [
+            {
+                "data_id": group.data_id,
+                "enqueued_in_step": group.step,
+                "age_s": _age(group, trailer),
+                "rollouts": [
+                    {"rollout_id": rollout.rollout_id, "finished": rollout.finished is not None}
+                    for rollout in group.rollouts
+                ],
+                "input": _selected(row, args.column),
+            }
+            for group, row in list(zip(state.carry_over, inputs, strict=True))[:limit]
+        ],
+        "fingerprint": {
+            "must_match": plain(state.fingerprint.must_match),
+            "recorded": plain(state.fingerprint.recorded),
+        },
+    }
+
+
+def _selected(row: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
+    return {str(name): plain(value) for name, value in row.items() if wanted is None or name in wanted}
