@@ -13,6 +13,10 @@ PARENT = "agentlightning"
 NAME = "async_checkpoint"
 SECTION = f"{PARENT}.{NAME}"
 
+PLACES_TO_ERR = ("", "trainer", PARENT, f"{PARENT}.async_rollout")
+NAMES_TO_ERR = (NAME, "async_ckpt", "agl_async_ckpt")
+"""Where a user may think the section is, and what it may be called there; close names count too."""
+
 
 class AsyncCheckpointConfig(BaseModel):
     """The settings of the extension. All have defaults: the section may be absent."""
@@ -47,6 +51,12 @@ class AsyncCheckpointConfig(BaseModel):
     reclaim: bool = Field(
         default=True,
         description="Delete rollouts of this run from the server that the checkpoint does not hold.",
+    )
+
+    ledger: bool = Field(
+        default=True,
+        description="Write which inputs each step pulled, trained, dropped and left in flight to the output folder; "
+        "also with `enabled: false`, to measure what resumes lose.",
     )
 
     lock_wait_s: float = Field(
@@ -110,10 +120,12 @@ def _refuse_misplaced(config: Any) -> None:
                 f"The config has a top-level key {key!r}, which nothing reads.\n"
                 f"Write {SECTION}.<key>=<value> without the leading '+'."
             )
-    siblings = OmegaConf.select(config, PARENT, default=None) or ()
-    for key in siblings:
-        if isinstance(key, str) and key != NAME and get_close_matches(key, [NAME], cutoff=0.8):
-            raise ConfigError(f"The config has a section {PARENT}.{key}, which nothing reads.\nDid you mean {SECTION}?")
+    for place in PLACES_TO_ERR:
+        section = OmegaConf.select(config, place) if place else config
+        for key in section if OmegaConf.is_dict(section) else ():
+            path = f"{place}.{key}" if place else str(key)
+            if path != SECTION and get_close_matches(str(key), NAMES_TO_ERR, cutoff=0.8):
+                raise ConfigError(f"The config has a section {path}, which nothing reads.\nDid you mean {SECTION}?")
 
 
 def _allowed_keys() -> str:

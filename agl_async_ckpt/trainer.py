@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agl_async_ckpt import capture
 from agl_async_ckpt._logging import ensure_visible
 from agl_async_ckpt.checkpoint.resume import load_checkpoint
 from agl_async_ckpt.checkpoint.save import save_checkpoint
@@ -59,7 +58,9 @@ class CheckpointOverrides(_Trainer):
     def fit(self) -> Any:
         """Train; the output folder is this trainer's alone until the end."""
         try:
-            return super().fit()
+            result = super().fit()
+            self._async_ckpt.training_done()
+            return result
         finally:
             self._async_ckpt.leave_folder()
 
@@ -70,10 +71,7 @@ class CheckpointOverrides(_Trainer):
         return load_checkpoint(self, self._async_ckpt, super()._load_checkpoint)
 
     def _make_rollout_manager(self, manager_cls: Any) -> Any:
-        session = self._async_ckpt
-        if session.active:
-            manager_cls = session.manager_class(self, manager_cls)
-        return super()._make_rollout_manager(manager_cls)
+        return super()._make_rollout_manager(self._async_ckpt.manager_class(self, manager_cls))
 
     def _rollout(self, *args: Any, **kwargs: Any) -> Any:
         session = self._async_ckpt
@@ -96,11 +94,9 @@ class CheckpointOverrides(_Trainer):
 
     def _next_train_batch_dict_for_rollout(self) -> dict[str, Any]:
         session = self._async_ckpt
-        if not session.active:
-            return super()._next_train_batch_dict_for_rollout()
         session.before_pull(self)
         batch = super()._next_train_batch_dict_for_rollout()
-        session.after_pull(batch, capture.buffered_batch(self))
+        session.after_pull(self, batch)
         return batch
 
     def _train_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,8 +104,7 @@ class CheckpointOverrides(_Trainer):
         if session.active:
             session.restore_rng()
         result = super()._train_step(*args, **kwargs)
-        if session.active and result is not None:  # None: no trainable batch, the step number advances without a save
-            result[0].update(session.metrics(self))
+        session.step_done(self, result)  # None: no trainable batch, the step number advances without a save
         return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from agl_async_ckpt import capture
 from agl_async_ckpt.checkpoint.decision import Position
 from agl_async_ckpt.checkpoint.fingerprint import differences, explain
+from agl_async_ckpt.checkpoint.first_pull import FirstPull
+from agl_async_ckpt.checkpoint.loader_position import loader_differences, open_loader
 from agl_async_ckpt.checkpoint.locate import decide, follow, locate, output_folder, verl_choice
 from agl_async_ckpt.checkpoint.report import ResumeReport
 from agl_async_ckpt.checkpoint.retention import remove_leftovers
@@ -18,6 +20,7 @@ from agl_async_ckpt.checkpoint.session import Session
 from agl_async_ckpt.checkpoint.step_check import check_step, dropped_text, has_state, missing_state, plain_step_text
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import StateMismatchError, describe
+from agl_async_ckpt.ledger.entry import ResumeKind
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.container import verify
 from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
@@ -41,7 +44,9 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
     session.begin()
     if not session.active or trainer.config.trainer.default_hdfs_dir is not None:  # VERL refuses to load from HDFS
         _guard_inactive(trainer, session)
-        return verl_load()
+        result = verl_load()
+        _begin_plain_ledger(trainer, session)
+        return result
     capture.set_buffered_batch(trainer, None)
     folder = output_folder(trainer)
     if session.trains:
@@ -49,7 +54,7 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
     decision = decide(trainer)
     step_dir = follow(decision)
     state = None if step_dir is None else _verified_state(session, step_dir)
-    fits = state is None or step_dir is None or _fits(session, state, step_dir)
+    fits = state is None or step_dir is None or _fits(trainer, session, state, step_dir)
     if session.trains:
         if step_dir is not None:
             _follow(trainer, step_dir)
@@ -68,7 +73,38 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
         # VERL has loaded `data.pt` at most steps: a position in the old inputs, with the old sampler's order.
         capture.reset_loader(trainer)
         session.pending_rng = state.rng_state
+    _begin_ledger(trainer, session, step_dir, state, fits)
     return result
+
+
+def _begin_ledger(trainer: Any, session: Session, step_dir: Path | None, state: InputState | None, fits: bool) -> None:
+    """Note in the ledger what this life begins with."""
+    rows: int | None = 0
+    if step_dir is None:
+        kind: ResumeKind = "none"
+    elif state is None:
+        kind, rows = "verl", _rows_of(capture.loaded_loader_state(trainer))
+    elif fits:
+        kind = "drop" if state.num_dropped_groups else "exact"
+        rows = _rows_of(state.loader_state)
+    else:
+        kind = "reset"
+    session.open_ledger(trainer, output_folder(trainer), resume=kind, resumed_from=step_dir, loader_rows=rows)
+
+
+def _begin_plain_ledger(trainer: Any, session: Session) -> None:
+    """Likewise where VERL alone has loaded."""
+    step_dir = verl_choice(trainer) if trainer.global_steps else None
+    kind: ResumeKind = "verl" if trainer.global_steps else "none"
+    rows = _rows_of(capture.loaded_loader_state(trainer))
+    session.open_ledger(trainer, output_folder(trainer), resume=kind, resumed_from=step_dir, loader_rows=rows)
+
+
+def _rows_of(loader_state: Mapping[str, Any] | None) -> int | None:
+    """Rows of the pass that the loader has handed out; a state after the end of a pass opens a new one."""
+    if not loader_state or capture.pass_has_ended(loader_state):
+        return 0
+    return capture.rows_yielded(loader_state)
 
 
 def _enter(trainer: Any, session: Session, folder: Path) -> None:
@@ -94,13 +130,13 @@ def _verified_state(session: Session, step_dir: Path) -> InputState | None:
     return check.state
 
 
-def _fits(session: Session, state: InputState, step_dir: Path) -> bool:
+def _fits(trainer: Any, session: Session, state: InputState, step_dir: Path) -> bool:
     """Whether a state may be put back; False if it does not fit this run and is to be dropped.
 
     Raises:
         StateMismatchError: It does not fit, and is not to be dropped.
     """
-    found = differences(state.fingerprint, session.fingerprint)
+    found = [*differences(state.fingerprint, session.fingerprint), *loader_differences(trainer, state)]
     if not found:
         return True
     text = explain(found, state, step_dir)
@@ -134,8 +170,9 @@ def _put_back(trainer: Any, session: Session, state: InputState, step_dir: Path,
                 "Nothing was trained. Report this with both versions of the packages.",
             )
         )
-    capture.restore_loader(trainer, state.loader_state)
-    capture.set_buffered_batch(trainer, state.buffered_batch)
+    buffered = open_loader(trainer, state)
+    capture.set_buffered_batch(trainer, buffered)
+    session.first_pull = FirstPull(buffered, step_dir)
     trainer.epoch = state.epoch - 1  # fit() adds 1 after loading
     in_flight = session.in_flight
     in_flight.restore(state.carry_over, group_size=int(trainer.config.actor_rollout_ref.rollout.n))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,17 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
     if not session.active:
         # A step folder that is written again must not keep the input position of an earlier life.
         remove_files(step_dir, (SEAL_NAME, FILE_NAME))
+        session.sync_ledger()
         return verl_save()
     assert session.run is not None, "the run's identity is set by _load_checkpoint"
     require_latest_life(step_dir.parent, session.run)
+    started = time.monotonic()
+    session.sync_ledger()
     state = take_state(trainer, session)
     _refuse_foreign_file(step_dir)
     session.run = note_first_step(step_dir.parent, session.run, state.global_step)
     path = commit_state(state, step_dir)
+    seconds, num_bytes = time.monotonic() - started, path.stat().st_size
     is_async = capture.saves_asynchronously(trainer)
     with (
         keep_one_more(trainer) as keeps_one,
@@ -77,6 +82,7 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
     require_latest_life(step_dir.parent, session.run)
     _confirm_ours(path, state)
     write_seal(step_dir, use_critic=bool(trainer.use_critic), async_save=is_async)
+    session.note_save(seconds, num_bytes)
     session.saved_steps.append(state.global_step)
     remove_surplus(step_dir.parent, session.saved_steps, keeps_one)
     remove_unusable_inputs(step_dir.parent, state.global_step)

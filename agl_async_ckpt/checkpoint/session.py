@@ -10,14 +10,18 @@ from typing import Any
 from agl_async_ckpt import capture
 from agl_async_ckpt._version import __version__
 from agl_async_ckpt.checkpoint.fingerprint import take_fingerprint
+from agl_async_ckpt.checkpoint.first_pull import FirstPull
 from agl_async_ckpt.checkpoint.report import ResumeReport
 from agl_async_ckpt.codec.values import check_batch_encodable
 from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config
+from agl_async_ckpt.exceptions import StateWriteError
 from agl_async_ckpt.in_flight import agl_server
 from agl_async_ckpt.in_flight.carry_over import InFlight
 from agl_async_ckpt.in_flight.liveness import ProofOfLife
 from agl_async_ckpt.in_flight.rollout_manager import extended_manager
 from agl_async_ckpt.in_flight.settle import Outcome, Policy, decide, reclaimable
+from agl_async_ckpt.ledger.entry import ResumeKind
+from agl_async_ckpt.ledger.recorder import Recorder, noting_manager
 from agl_async_ckpt.state import Fingerprint, RngState, num_rows
 from agl_async_ckpt.storage.layout import FILE_NAME
 from agl_async_ckpt.storage.lock import OutputLock
@@ -41,6 +45,8 @@ class Session:
         in_flight: Rollouts enqueued and not trained.
         pending_rng: Generators to put back at the first training step.
         report: Of the resume that this `fit()` began with, if any.
+        first_pull: Checks the first pull after a resume, then None.
+        ledger: Of this life's inputs; None if it is off, or training is not asynchronous.
     """
 
     _left_alone = False
@@ -56,6 +62,7 @@ class Session:
             capture.require_stateful_sampler(trainer)
             self.fingerprint = take_fingerprint(trainer)
         self._lock: OutputLock | None = None
+        self.ledger: Recorder | None = None
         self._announce(trainer)
         self.begin()
 
@@ -69,6 +76,7 @@ class Session:
         self.policy = Policy(own_folder=False)
         self.pending_rng: RngState | None = None
         self.report: ResumeReport | None = None
+        self.first_pull: FirstPull | None = None
         self._proof: ProofOfLife | None = None
         self._server_reached = False
         self._settled = False
@@ -76,6 +84,8 @@ class Session:
         self._left_alone = False
         self._checked_batch = False
         self.saved_steps: list[int] = []
+        self._step_metrics: dict[str, Any] = {}
+        self._save_metrics: dict[str, float] = {}
 
     def enter_folder(self, output_dir: Path) -> None:
         """Be the one trainer that writes into an output folder, until `leave_folder`.
@@ -88,6 +98,9 @@ class Session:
 
     def leave_folder(self) -> None:
         """Let another trainer write into the output folder."""
+        if self.ledger is not None:
+            self.ledger.close()
+            self.ledger = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -109,27 +122,118 @@ class Session:
             hooks_reward=bool(trainer.config.agentlightning.get("hooks")),
         )
 
+    # --- the ledger -------------------------------------------------------------------------------------------------
+
+    def open_ledger(
+        self,
+        trainer: Any,
+        output_dir: Path,
+        *,
+        resume: ResumeKind,
+        resumed_from: Path | None,
+        loader_rows: int | None,
+    ) -> None:
+        """Begin to write which inputs each step pulls and trains.
+
+        Args:
+            trainer: The trainer, with its checkpoint loaded.
+            output_dir: Its output folder.
+            resume: What became of the input position.
+            resumed_from: The step folder that was loaded, or None.
+            loader_rows: Rows of the pass that the loader has handed out by the loaded position.
+
+        Raises:
+            StateWriteError: The ledger cannot be written, while the checkpoints are ours.
+        """
+        if not (self.config.ledger and self.trains and capture.is_async(trainer)):
+            return
+        run = self.run
+        try:
+            self.ledger = Recorder(
+                trainer,
+                output_dir,
+                resume=resume,
+                resumed_from=resumed_from,
+                in_flight=self.in_flight.everything(capture.carry_over(trainer)),
+                loader_rows=loader_rows,
+                run_id=None if run is None else run.run_id,
+                parent_run_id=None if run is None else run.parent_run_id,
+                life=None if run is None else run.life,
+            )
+        except StateWriteError as error:
+            if self.active:
+                raise
+            log.warning("%s", error)
+
+    def sync_ledger(self) -> None:
+        """Make the ledger durable, before a checkpoint refers to it.
+
+        Raises:
+            StateWriteError: It cannot be, while the checkpoints are ours.
+        """
+        if self.ledger is None:
+            return
+        try:
+            self.ledger.sync()
+        except StateWriteError as error:
+            if self.active:
+                raise
+            log.warning("%s", error)
+            self.ledger = None
+
+    def step_done(self, trainer: Any, result: Any) -> None:
+        """Write the ledger's line of a step and add this package's metrics.
+
+        Args:
+            result: What `_train_step` returned: None, or (metrics, training batch).
+        """
+        if self.ledger is not None:
+            in_flight = self.in_flight.everything(capture.carry_over(trainer))
+            # agent-lightning puts the data id of a row's prompt group there.
+            trained = () if result is None else result[1].non_tensor_batch["uid"]
+            self.ledger.step_done(trainer, in_flight, trained)
+        if self.active and result is not None:
+            self._step_metrics = result[0]
+            result[0].update(self.metrics(trainer))
+
+    def training_done(self) -> None:
+        """Write that `fit()` came to its end."""
+        if self.ledger is not None:
+            self.ledger.finish()
+            self.sync_ledger()
+
     # --- pulling ----------------------------------------------------------------------------------------------------
 
     def before_pull(self, trainer: Any) -> None:
         """Admit waiting groups, leaving room for one new input."""
+        if not self.active:
+            return
         in_flight = self.in_flight
         in_flight.forget_trained(capture.carry_over(trainer))
         room = capture.async_batch_size(trainer) - 1
         capture.set_carry_over(trainer, in_flight.admit(capture.carry_over(trainer), room=room))
 
-    def after_pull(self, batch: Any, buffered: Any) -> None:
-        """Refuse on the first batch what the first checkpoint, hours later, could not carry."""
-        if self._checked_batch:
+    def after_pull(self, trainer: Any, batch: Any) -> None:
+        """Note what was pulled; refuse a first batch that is not the saved one, or that no checkpoint could carry."""
+        if self.first_pull is not None:
+            self.first_pull.check(batch, capture.buffered_batch(trainer))
+            self.first_pull = None
+        if self.ledger is not None:
+            self.ledger.pulled(trainer, batch)
+        if self._checked_batch or not self.active:
             return
         check_batch_encodable(batch)
-        check_batch_encodable(buffered or {})
+        check_batch_encodable(capture.buffered_batch(trainer) or {})
         self._checked_batch = True
 
     # --- the server -------------------------------------------------------------------------------------------------
 
     def manager_class(self, trainer: Any, manager_cls: type) -> type:
         """Return the manager class that works for this session."""
+        if self.ledger is not None:
+            manager_cls = noting_manager(manager_cls, self.ledger)
+        if not self.active:
+            return manager_cls
         return extended_manager(
             manager_cls,
             self.in_flight,
@@ -252,7 +356,13 @@ class Session:
             capture.set_rng_state(self.pending_rng)
             self.pending_rng = None
 
-    def metrics(self, trainer: Any) -> dict[str, int]:
+    def note_save(self, seconds: float, num_bytes: int) -> None:
+        """Note what the last save has cost; the trainer logs the step's metrics after it."""
+        values = {"last_save_s": seconds, "last_save_bytes": num_bytes}
+        self._save_metrics = {f"{METRICS_PREFIX}/{name}": value for name, value in values.items()}
+        self._step_metrics.update(self._save_metrics)
+
+    def metrics(self, trainer: Any) -> dict[str, float]:
         """Return the numbers of this step for the trainer's own metrics, with the counts of this life's resume."""
         groups = {item.data_id for item in self.in_flight.everything(capture.carry_over(trainer))}
         values = {
@@ -262,7 +372,7 @@ class Session:
         }
         if self.report is not None:
             values |= self.report.metrics()
-        return {f"{METRICS_PREFIX}/{name}": value for name, value in values.items()}
+        return {f"{METRICS_PREFIX}/{name}": value for name, value in values.items()} | self._save_metrics
 
     def _announce(self, trainer: Any) -> None:
         versions = ", ".join(

@@ -4,6 +4,7 @@
   latest_checkpointed_iteration.txt   tracker: the step that an automatic resume takes (VERL)
   agentlightning_run.json             which run this folder belongs to, and its latest life (this package)
   agentlightning_lock.json            held by the trainer that writes here (this package)
+  agentlightning_ledger.jsonl         which inputs each step pulled and trained (this package)
   global_step_<N>/
     agentlightning_input.pt           input state (this package)
     agentlightning_seal.json          proof that the save finished (this package)
@@ -22,6 +23,7 @@ SEAL_NAME = "agentlightning_seal.json"
 LOADER_FILE_NAME = "data.pt"
 RUN_FILE_NAME = "agentlightning_run.json"
 LOCK_FILE_NAME = "agentlightning_lock.json"
+LEDGER_NAME = "agentlightning_ledger.jsonl"
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 MODEL_FOLDERS = ("actor", "critic")
 

@@ -1,0 +1,171 @@
+"""One line of the ledger: the start of a life, a step, or the end of training (docs/format.md).
+
+An input is named by a text: 16 hexadecimal digits of its content digest, and `@<position>` behind them where the
+dataset knows its row numbers. Siblings of a prompt group are one input. Equal rows without a position have the same
+name: readers count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+FORMAT_VERSION = 1
+
+InputName: TypeAlias = str
+"""`<16 hex digits>` or `<16 hex digits>@<dataset position>`."""
+
+ResumeKind = Literal["none", "exact", "drop", "reset", "verl"]
+"""What a start began with: nothing, the exact position, that without what was in flight, a checkpoint whose position
+was dropped, or what VERL restores by itself."""
+
+_RESUME_KINDS = get_args(ResumeKind)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A life has begun: its checkpoint is loaded, nothing is pulled yet.
+
+    Attributes:
+        run_id: Of the output folder.
+        life: Counts the starts of the run, from 1.
+        step: Step that it resumed from; 0 from scratch.
+        epoch: As the trainer will count it while training.
+        resume: What became of the input position.
+        resumed_from: The step folder, or None.
+        is_fork: That folder lies in another output folder.
+        parent_run_id: Of the run that a fork continues.
+        in_flight: Inputs put back as in flight, oldest first.
+        buffered: Inputs put back into the buffered batch, in order.
+        loader_rows: Rows of the current pass that the loader has handed out; None if unknown.
+        num_rows: Rows that the sampler draws in a pass.
+        loader_batch: Rows of a loader batch.
+        drop_last: The loader leaves out what does not fill a batch.
+        time: Unix seconds.
+    """
+
+    run_id: str
+    life: int
+    step: int
+    epoch: int
+    resume: ResumeKind
+    resumed_from: str | None
+    is_fork: bool
+    parent_run_id: str | None
+    in_flight: tuple[InputName, ...]
+    buffered: tuple[InputName, ...]
+    loader_rows: int | None
+    num_rows: int
+    loader_batch: int
+    drop_last: bool
+    time: float
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Rows that the loader hands out in a whole pass."""
+        return self.num_rows // self.loader_batch * self.loader_batch if self.drop_last else self.num_rows
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step is over, with or without a batch.
+
+    Attributes:
+        run_id: Of the output folder.
+        life: The life that did it.
+        step: As the trainer counts optimizer steps.
+        epoch: As the trainer counts it after the pull.
+        pulled: Inputs enqueued by this step, in order.
+        drawn: (epoch, number of rows) of what the loader handed out in this step, in order; the rows are the end of
+            `pulled` followed by `buffered`.
+        trained: Inputs of which at least one sample was trained.
+        dropped_by_trainer: Inputs that came back finished and of which the trainer used no sample.
+        in_flight: Inputs enqueued and unfinished after the step, oldest first.
+        buffered: Inputs handed out by the loader and not enqueued yet, in order.
+        loader_rows: Rows of the current pass that the loader has handed out; None if unknown.
+        time: Unix seconds.
+    """
+
+    run_id: str
+    life: int
+    step: int
+    epoch: int
+    pulled: tuple[InputName, ...]
+    drawn: tuple[tuple[int, int], ...]
+    trained: tuple[InputName, ...]
+    dropped_by_trainer: tuple[InputName, ...]
+    in_flight: tuple[InputName, ...]
+    buffered: tuple[InputName, ...]
+    loader_rows: int | None
+    time: float
+
+
+@dataclass(frozen=True)
+class End:
+    """`fit()` has returned: training is over.
+
+    Attributes:
+        run_id: Of the output folder.
+        life: The life that came to the end.
+        step: The last step that was done.
+        time: Unix seconds.
+    """
+
+    run_id: str
+    life: int
+    step: int
+    time: float
+
+
+Entry: TypeAlias = Start | Step | End
+
+_EVENTS: dict[str, type[Start] | type[Step] | type[End]] = {"start": Start, "step": Step, "end": End}
+_NAMES = {cls: event for event, cls in _EVENTS.items()}
+_TUPLES = ("pulled", "trained", "dropped_by_trainer", "in_flight", "buffered")
+_INTEGERS = ("life", "step", "epoch", "num_rows", "loader_batch")
+
+
+def to_line(entry: Entry) -> bytes:
+    """Return the line of an entry, with its newline."""
+    values = {"event": _NAMES[type(entry)], "v": FORMAT_VERSION, **asdict(entry)}
+    return json.dumps(values, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def parse_line(line: bytes) -> Entry:
+    """Read a line; keys that are not known are ignored.
+
+    Raises:
+        ValueError: It is no line of a ledger, or of a newer version.
+    """
+    try:
+        values: Any = json.loads(line)
+        cls = _EVENTS[values["event"]]
+        if values["v"] > FORMAT_VERSION:
+            raise ValueError(f"version {values['v']} of the line is newer than {FORMAT_VERSION}")
+        entry = cls(**{name: _field(name, values) for name in cls.__dataclass_fields__})
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no line of a ledger ({type(error).__name__}: {error})") from None
+    if isinstance(entry, Start) and entry.resume not in _RESUME_KINDS:
+        raise ValueError(f"resume is {entry.resume!r}")
+    return entry
+
+
+def _field(name: str, values: Mapping[str, Any]) -> Any:
+    value = values[name]
+    if name in _TUPLES:
+        if not all(type(item) is str for item in value):
+            raise TypeError(f"{name} holds something that is no text")
+        return tuple(value)
+    if name == "drawn":
+        return tuple((int(epoch), int(count)) for epoch, count in value)
+    if name in _INTEGERS and type(value) is not int:
+        raise TypeError(f"{name} is no integer")
+    return value
+
+
+def position_of(name: InputName) -> int | None:
+    """Dataset position in the name of an input; None where the dataset did not know it."""
+    _, _, position = name.partition("@")
+    return int(position) if position.isdigit() else None
