@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt import capture
+from agl_async_ckpt.checkpoint.dataset_content import read_content
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.state import Fingerprint, InputState
 
+log = logging.getLogger(__name__)
+
 NUM_WORKERS = "data.dataloader_num_workers"
+LOADER_BATCH = "loader batch size"
+LENGTH = "dataset length"
+COLUMNS = "dataset columns"
+CONTENT = "dataset content"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting that differs between a checkpoint and this run."""
+    """One setting that differs between a checkpoint and this run, and why that matters where it need not."""
 
     name: str
     saved: Any
     current: Any
+    reason: str = ""
 
 
 def take_fingerprint(trainer: Any) -> Fingerprint:
@@ -27,17 +36,26 @@ def take_fingerprint(trainer: Any) -> Fingerprint:
     data = trainer.config.data
     loader = trainer.train_dataloader
     sampler = type(loader.sampler)
+    content = read_content(trainer.train_dataset)
+    must_match = {
+        LENGTH: len(trainer.train_dataset),
+        COLUMNS: content.columns,
+        CONTENT: content.digest,
+        "data.seed": data.get("seed"),
+        "data.shuffle": bool(data.get("shuffle")),
+        "sampler class": f"{sampler.__module__}.{sampler.__qualname__}",
+        "drop_last": bool(loader.drop_last),
+    }
+    if content.digest is None:
+        del must_match[CONTENT]
+        log.info(
+            "A resume will not notice if rows of the data set have changed, only its length and columns: %s.",
+            content.problem,
+        )
     return Fingerprint(
-        must_match={
-            "dataset length": len(trainer.train_dataset),
-            "dataset columns": sorted(str(column) for column in trainer.train_dataset[0]),
-            "data.seed": data.get("seed"),
-            "data.shuffle": bool(data.get("shuffle")),
-            "sampler class": f"{sampler.__module__}.{sampler.__qualname__}",
-            "drop_last": bool(loader.drop_last),
-        },
+        must_match=must_match,
         recorded={
-            "loader batch size": int(loader.batch_size),
+            LOADER_BATCH: int(loader.batch_size),
             "data.train_batch_size": int(data.train_batch_size),
             "async_train_batch_size": capture.async_batch_size(trainer),
             NUM_WORKERS: int(loader.num_workers),
@@ -49,17 +67,17 @@ def take_fingerprint(trainer: Any) -> Fingerprint:
 def differences(saved: Fingerprint, current: Fingerprint) -> list[Difference]:
     """List what keeps the saved position from being exact here.
 
-    A key that one side does not know (another version wrote it) is not compared. The number of loader workers counts:
-    torchdata's state of n workers opens with n workers only.
+    A key that one side does not know (another version wrote it, or the rows cannot be compared) is not compared. Rows
+    are compared if there are as many with the same columns: otherwise that says it all.
     """
-    pairs = [
-        (name, value, current.must_match[name])
+    found = [
+        Difference(name, value, current.must_match[name])
         for name, value in saved.must_match.items()
-        if name in current.must_match
+        if name in current.must_match and value != current.must_match[name]
     ]
-    if NUM_WORKERS in saved.recorded and NUM_WORKERS in current.recorded:
-        pairs.append((NUM_WORKERS, saved.recorded[NUM_WORKERS], current.recorded[NUM_WORKERS]))
-    return [Difference(name, was, now) for name, was, now in pairs if was != now]
+    if {LENGTH, COLUMNS} & {difference.name for difference in found}:
+        return [difference for difference in found if difference.name != CONTENT]
+    return found
 
 
 def explain(found: list[Difference], state: InputState, step_dir: Path) -> str:
@@ -76,8 +94,11 @@ def explain(found: list[Difference], state: InputState, step_dir: Path) -> str:
             f"  {label:<{width}} {value!r}"
             for label, value in zip(labels, (difference.saved, difference.current), strict=True)
         ]
-    if len(found) == 1 and isinstance(found[0].saved, bool | int):
+        lines += [f"  {note}" for note in _notes(difference)]
+    if len(found) == 1 and isinstance(found[0].saved, bool | int) and found[0].name != LENGTH:
         wanted = f"Resume with {found[0].saved!r}"
+    elif all(difference.name in (LENGTH, COLUMNS, CONTENT) for difference in found):
+        wanted = "Resume with the data set of the saved run"
     else:
         wanted = "Resume with the saved settings"
     lines.append(
@@ -85,3 +106,11 @@ def explain(found: list[Difference], state: InputState, step_dir: Path) -> str:
         f"({state.num_buffered} buffered, {state.num_in_flight} in flight)."
     )
     return "\n".join(lines)
+
+
+def _notes(difference: Difference) -> list[str]:
+    if difference.name == COLUMNS:
+        gone, new = (set(difference.saved) - set(difference.current), set(difference.current) - set(difference.saved))
+        found = [("only in the checkpoint", gone), ("only in this run", new)]
+        return [f"{where}: {', '.join(sorted(columns))}" for where, columns in found if columns]
+    return [difference.reason] if difference.reason else []

@@ -1,0 +1,126 @@
+"""The loader at a saved position, also where its batch size or its number of workers has changed since.
+
+The position is a row of the current pass. The rest of that pass is what the saved run would still have taken of it, in
+the same order; later passes are cut, and with or without workers shuffled, as the new settings have it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from agl_async_ckpt import capture
+from agl_async_ckpt.checkpoint.fingerprint import LOADER_BATCH, NUM_WORKERS, Difference
+from agl_async_ckpt.exceptions import StateMismatchError, aligned
+from agl_async_ckpt.state import Batch, InputState, num_rows
+
+log = logging.getLogger(__name__)
+
+
+def loader_differences(trainer: Any, state: InputState) -> list[Difference]:
+    """List changes of the loader's settings that this loader state does not allow; empty if the resume is exact."""
+    loader = trainer.train_dataloader
+    saved_batch = state.fingerprint.recorded.get(LOADER_BATCH, loader.batch_size)
+    changes = [
+        (NUM_WORKERS, capture.state_workers(state.loader_state), int(loader.num_workers)),
+        (LOADER_BATCH, saved_batch, int(loader.batch_size)),
+    ]
+    versions = state.written_by.get("torchdata"), capture.written_by().get("torchdata")
+    obstacle = capture.obstacle_to_conversion(state.loader_state, versions)
+    if obstacle is None:
+        return []
+    return [Difference(name, saved, current, obstacle) for name, saved, current in changes if saved != current]
+
+
+def open_loader(trainer: Any, state: InputState) -> Batch | None:
+    """Open the training loader at the saved position.
+
+    With another batch size the rows that the saved run would still have taken of the pass need not fill the new
+    batches, and the loader would leave the last ones out. So many that the others do fill them are read here.
+
+    Returns:
+        The buffered rows: those of the state, followed by the ones read here.
+
+    Raises:
+        StateMismatchError: torchdata refuses the state, or rows read now do not fit those in the file.
+    """
+    loader = trainer.train_dataloader
+    loader_state: Mapping[str, Any] = state.loader_state
+    buffered = state.buffered_batch
+    num_ahead = rows_to_read_ahead(trainer, state)
+    if num_ahead:
+        ahead, loader_state = _read_ahead(loader, loader_state, num_ahead)
+        buffered = joined(buffered, ahead)
+        log.info(
+            "The loader batch was %s and is %d: the next %d rows of the epoch are read as one smaller batch, so that "
+            "its rest is the one that was to come.",
+            state.fingerprint.recorded[LOADER_BATCH],
+            loader.batch_size,
+            num_ahead,
+        )
+    if capture.state_workers(loader_state) != loader.num_workers:
+        loader_state = capture.state_for_workers(loader_state, loader.num_workers)
+    capture.restore_loader(trainer, loader_state)
+    return buffered
+
+
+def rows_to_read_ahead(trainer: Any, state: InputState) -> int:
+    """Return how many of the rows that the saved run would still take of the pass do not fill a batch of this run."""
+    loader = trainer.train_dataloader
+    saved_batch = state.fingerprint.recorded.get(LOADER_BATCH, loader.batch_size)
+    rows = capture.rows_yielded(state.loader_state)
+    if saved_batch == loader.batch_size or rows is None or not loader.drop_last:
+        return 0
+    if capture.pass_has_ended(state.loader_state):
+        return 0
+    to_come = (len(loader.sampler) - rows) // saved_batch * saved_batch
+    return to_come % loader.batch_size
+
+
+def _read_ahead(loader: Any, loader_state: Mapping[str, Any], num_ahead: int) -> tuple[Batch, dict[str, Any]]:
+    """Read the next rows as one batch with a loader of their own; return them and the state behind them."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    reader: Any = StatefulDataLoader(
+        loader.dataset, batch_size=num_ahead, sampler=loader.sampler, collate_fn=loader.collate_fn
+    )
+    reader.load_state_dict(capture.state_for_workers(loader_state, 0))
+    batch = next(iter(reader))
+    return batch, reader.state_dict()
+
+
+def joined(first: Batch | None, second: Batch) -> Batch:
+    """Return one batch with the rows of both, as the trainer joins what it has pulled.
+
+    Raises:
+        StateMismatchError: A column is missing on one side, or of another type.
+    """
+    import numpy as np
+    import torch
+
+    if not num_rows(first):
+        return second
+    assert first is not None
+    kinds = [{name: type(column).__name__ for name, column in batch.items()} for batch in (first, second)]
+    if kinds[0] != kinds[1]:
+        names = sorted(name for name in {*kinds[0], *kinds[1]} if kinds[0].get(name) != kinds[1].get(name))
+        rows = [(f"{name} {where}", side.get(name)) for name in names for where, side in _sides(kinds)]
+        raise StateMismatchError(
+            f"The saved rows and the rows of this run's loader cannot be one batch.\n{aligned(rows)}\n"
+            "Resume with the data set and the collate function of the saved run."
+        )
+    batch: dict[str, Any] = {}
+    for name, column in first.items():
+        columns = [column, second[name]]
+        if isinstance(column, torch.Tensor):
+            batch[name] = torch.cat(columns)
+        elif isinstance(column, np.ndarray):
+            batch[name] = np.concatenate(columns)
+        else:
+            batch[name] = [*column, *second[name]]
+    return batch
+
+
+def _sides(kinds: list[dict[str, str]]) -> list[tuple[str, dict[str, str]]]:
+    return [("in the checkpoint", kinds[0]), ("in this run", kinds[1])]
