@@ -145,6 +145,35 @@ def test_misspelt_section_is_refused(name: str, struct: bool) -> None:
     assert f"agentlightning.{name}, which nothing reads.\nDid you mean {SECTION}?" in refusal(config)
 
 
+@STRUCT
+@pytest.mark.parametrize(
+    "path",
+    [
+        "async_checkpoint",
+        "async_ckpt",
+        "agl_async_ckpt",
+        "trainer.async_checkpoint",
+        "trainer.async_ckpt",
+        "agentlightning.async_ckpt",
+        "agentlightning.agl_async_checkpoint",
+        "agentlightning.async_rollout.async_checkpoint",
+        "agentlightning.async_rollout.async_chekpoint",
+    ],
+)
+def test_section_in_another_place_is_refused(path: str, struct: bool) -> None:
+    """Wherever a user may think it is, with its full path and the right one."""
+    config = trainer_config()
+    OmegaConf.update(config, f"{path}.enabled", False, force_add=True)
+    OmegaConf.set_struct(config, struct)
+    assert refusal(config) == f"The config has a section {path}, which nothing reads.\nDid you mean {SECTION}?"
+
+
+def test_section_in_its_place_and_in_another_is_refused() -> None:
+    """One of the two would be unused, silently."""
+    config = trainer_config({"enabled": True}, trainer={"async_checkpoint": {"enabled": False}})
+    assert "trainer.async_checkpoint" in refusal(config)
+
+
 def test_own_sections_of_agent_lightning_are_not_taken_for_ours() -> None:
     """The whole config of the installed agent-lightning is accepted."""
     agl_verl = pytest.importorskip("agentlightning.verl")
