@@ -9,6 +9,7 @@
     runs.py       several lives, the uninterrupted truth, comparison
     child.py      a life in a process of its own, which can be killed
     nursery.py    a process that has imported the frameworks once and forks a child for each life
+    kill_campaign.py  lives killed at random moments, many times, and resumed until done
     processes.py  starting processes that end with the tests
 
 Imports of the frameworks stay inside functions: a test module calls `require_frameworks` first and skips without them.

@@ -1,6 +1,6 @@
 """A campaign of SIGKILLs: lives of the rig in processes of their own, killed at random moments, resumed until done.
 
-`make soak N=1000 SEED=7`, or `python -m tests.faults.kill_campaign 1000 --seed 7`. agl-server, controller and agents
+`make soak N=1000 SEED=7`, or `python -m tests.rig.kill_campaign 1000 --seed 7`. agl-server, controller and agents
 live outside the killed process. A moment is a point of the rig (`tests.rig.life.POINTS`, or the fork) that is passed,
 for the how-manyth time in this life, and a share of the time that usually goes by until the next point. The seed fixes
 these choices; where exactly the process is at that moment is up to the machine, as it is with any kill.
@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tests.rig.life import quiet
 from tests.rig.nursery import Nursery
 from tests.rig.record import Life, lineage, rows_trained
 from tests.rig.runs import assert_continues, settings, uninterrupted
@@ -142,7 +143,8 @@ class Campaign:
             while not (lives and lives[-1].finished):
                 assert len(lives) < MAX_LIVES_PER_STEP * len(truth.steps), "the run does not get on"
                 if lives and self._random.random() < 0.15:
-                    self._server.restart()
+                    with quiet():
+                        self._server.restart()
                     self.figures.server_restarts += 1
                 moments.append(self._moment(run) if self.figures.kills < self._num_kills else None)
                 lives.append(self._one_life(run, folder, len(lives), moments[-1]))
@@ -274,7 +276,8 @@ def main(argv: list[str] | None = None) -> int:
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(10**6)
     print(f"seed {seed}", flush=True)  # noqa: T201 - a command
     with tempfile.TemporaryDirectory(prefix="kill-campaign-") as folder, nursery_of_lives(Path(folder)) as nursery:
-        server = AglServer().start()
+        with quiet():
+            server = AglServer().start()
         try:
             print(Campaign(args.kills, seed, Path(folder), server, nursery).run())  # noqa: T201
         finally:
