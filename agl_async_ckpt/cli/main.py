@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code; a wrong argument exits with 2 (argparse).
     """
     output.prepare()
-    args = build_parser().parse_args(argv)
     try:
+        args = build_parser().parse_args(argv)
         code = _module(args.command).run(args)
         sys.stdout.flush()
     except UsageError as error:

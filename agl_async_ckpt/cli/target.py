@@ -48,9 +48,13 @@ def find_target(given: str) -> Target:
         OSError: It cannot be looked at.
     """
     path = Path(os.path.abspath(given))  # noqa: PTH100 - keeps links, drops a trailing slash
-    if not given or not os.path.lexists(path):
-        raise UsageError(f"{given or 'PATH'!s} does not exist.")
-    path.stat()  # a link that leads nowhere, or a folder that may not be entered
+    try:
+        if not given:
+            raise FileNotFoundError
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{given or 'The empty path'} does not exist.") from None
+    path.stat()  # a link that leads nowhere
     if path.is_dir():
         os.scandir(path).close()
         return Target("folder" if parse_step(path) is None else "step", path)

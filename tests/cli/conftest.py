@@ -1,0 +1,55 @@
+"""What the tests of the command share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")  # the folders are made with real input states
+
+from agl_async_ckpt.cli.main import main
+from tests.cli.folders import run_folder
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """Its standard output, which has to be JSON and ASCII."""
+        import json
+
+        assert self.out.isascii()
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run the command in this process; whatever it raises is a failure."""
+
+    def run(*arguments: object) -> Result:
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as exit_:  # argparse
+            code = int(exit_.code or 0)
+        return Result(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A sound run with steps 2, 4 and 6; the tracker names 6."""
+    return run_folder(tmp_path / "out")
