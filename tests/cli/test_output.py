@@ -92,7 +92,8 @@ def test_table_in_a_pipe_is_plain_and_aligned(capsys: pytest.CaptureFixture[str]
 TABLE = """
 import sys
 from agl_async_ckpt.cli.output import print_table
-print_table(("n", "name", "spare"), [[1, "[red]x[/red]\\x1b[2J", "s"], [22, "long " * 30, "t"]], right=("n",), spare=("spare",))
+rows = [[1, "[red]x[/red]\\x1b[2J", "s"], [22, "long " * 30, "t"]]
+print_table(("n", "name", "spare"), rows, right=("n",), spare=("spare",))
 print("rich" in sys.modules)
 """
 
