@@ -24,7 +24,7 @@ from agl_async_ckpt.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EX
 from agl_async_ckpt.exceptions import AsyncCheckpointError
 
 PROG = "agl-async-ckpt"
-COMMANDS = ("inspect", "show", "verify", "plan")
+COMMANDS = ("inspect", "show", "verify", "plan", "audit")
 """Subcommands in the order of `--help`: modules of `agl_async_ckpt.cli`."""
 
 EPILOG = """\

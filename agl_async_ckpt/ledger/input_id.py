@@ -38,9 +38,9 @@ def _plain(value: Any) -> Any:
     tolist = getattr(value, "tolist", None)  # a tensor inside a row
     if callable(tolist):
         return tolist()
-    tobytes = getattr(value, "tobytes", None)  # a decoded image
+    tobytes: Any = getattr(value, "tobytes", None)  # a decoded image
     if callable(tobytes):
-        return {"$bytes": hashlib.sha256(tobytes()).hexdigest()}
+        return {"$bytes": hashlib.sha256(bytes(tobytes())).hexdigest()}
     if type(value).__repr__ is object.__repr__:  # would name an address
         return type(value).__qualname__
     return str(value)  # dates, decimals and the like

@@ -204,9 +204,10 @@ class _Walker:
         active = self._in_flight + pulled
         trained, active, unknown_trained = _match(active, step.trained)
         dropped, active, unknown_dropped = _match(active, step.dropped_by_trainer)
-        for rows, fate in ((trained, "trained"), (dropped, "dropped")):
-            for row in rows:
-                row.fate, row.end_step = fate, step.step
+        for row in trained:
+            row.fate, row.end_step = "trained", step.step
+        for row in dropped:
+            row.fate, row.end_step = "dropped", step.step
         still, gone, unknown_still = _match(active, step.in_flight)
         for row in gone:
             row.fate, row.end_step = "lost", step.step
