@@ -83,9 +83,10 @@ def print_table(
         spare: Columns that a narrow terminal leaves out, the first one first.
     """
     cells = [["" if cell is None else clean(cell) for cell in row] for row in rows]
+    headers = [clean(header) for header in headers]
     if is_terminal(sys.stdout) and _print_rich(headers, cells, right, spare):
         return
-    table = [list(headers), *cells]
+    table = [headers, *cells]
     widths = [max(map(display_width, column)) for column in zip(*table, strict=True)]
     for row in table:
         padded = [_pad(cell, width, header in right) for header, cell, width in zip(headers, row, widths, strict=True)]
@@ -94,8 +95,9 @@ def print_table(
 
 def cut(text: object, width: int) -> str:
     """Shorten a text to at most `width` columns, with a sign that there is more."""
-    shown = clean(text)
-    if display_width(shown) <= width:
+    whole = str(text)
+    shown = clean(whole[: 4 * width])  # a text of megabytes is not looked at to its end
+    if len(whole) <= 4 * width and display_width(shown) <= width:
         return shown
     while display_width(shown) > width - 1:
         shown = shown[: -max(1, (len(shown) - width) // 2)]
@@ -114,8 +116,10 @@ def num_bytes(value: int | None) -> str | None:
     return f"{size:.1f} {unit}"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | None) -> str:
     """Write a duration for people, in one unit."""
+    if seconds is None:
+        return "unknown"
     value = max(0.0, seconds)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if value >= (2 * length if unit == "d" else length):
@@ -149,20 +153,20 @@ def _print_rich(
     except ImportError:
         return False
     console = Console()
-    widths = {
-        header: max(map(display_width, (header, *column)))
-        for header, column in zip(headers, zip(*rows, strict=True) if rows else [()] * len(headers), strict=True)
-    }
-    shown = list(headers)
-    for header in spare:
-        if sum(min(widths[name], MAX_FIRST_WIDTH) + 2 for name in shown) > console.width:
-            shown.remove(header)
+    widths = [max(map(display_width, column)) for column in zip(headers, *rows, strict=True)]
+    shown = list(range(len(headers)))
+    for name in spare:
+        if sum(min(widths[index], MAX_FIRST_WIDTH) + 2 for index in shown) > console.width:
+            shown.remove(headers.index(name))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for header in shown:
-        short = widths[header] <= MAX_FIRST_WIDTH
-        table.add_column(Text(header), justify="right" if header in right else "left", overflow="fold", no_wrap=short)
+    for index in shown:
+        table.add_column(
+            Text(headers[index]),
+            justify="right" if headers[index] in right else "left",
+            overflow="fold",
+            no_wrap=widths[index] <= MAX_FIRST_WIDTH,
+        )
     for row in rows:
-        by_name = dict(zip(headers, row, strict=True))
-        table.add_row(*(Text(by_name[header]) for header in shown))  # Text: nothing in the data is markup
+        table.add_row(*(Text(row[index]) for index in shown))  # Text: nothing in the data is markup
     console.print(table)
     return True

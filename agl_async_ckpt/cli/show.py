@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt import capture
-from agl_async_ckpt.checkpoint.decision import decide_latest, plural
+from agl_async_ckpt.checkpoint.decision import decide_latest
 from agl_async_ckpt.checkpoint.step_check import has_state
 from agl_async_ckpt.cli import output
 from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK
 from agl_async_ckpt.cli.parsing import add_command
+from agl_async_ckpt.cli.show_text import DEFAULT_COLUMNS, age_s, batch_row, print_state, rows_yielded
 from agl_async_ckpt.cli.target import Target, find_target, is_checkpoint_folder, no_checkpoints
-from agl_async_ckpt.cli.values import is_array, plain, short
+from agl_async_ckpt.cli.values import plain
 from agl_async_ckpt.exceptions import MissingStateError
 from agl_async_ckpt.state import Batch, InputState, PromptGroup
 from agl_async_ckpt.storage.container import read_trailer
@@ -36,8 +35,6 @@ exit codes:
   2  there is no such path or column, it cannot be read, or torch is not installed
 """
 DEFAULT_ROWS = 5
-DEFAULT_COLUMNS = 4
-TEXT_WIDTH = 40
 
 
 def add_parser(subparsers: Any) -> None:
@@ -83,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json(_as_json(path, state, trailer, inputs, args))
     else:
-        _print(path, state, trailer, inputs, args)
+        limit = DEFAULT_ROWS if args.rows is None else args.rows
+        print_state(path, state, trailer, inputs, columns=args.column, limit=limit)
     return EXIT_OK
 
 
@@ -126,14 +124,6 @@ def _input(group: PromptGroup) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {"input": value}
 
 
-def _columns(wanted: Sequence[str] | None, first_row: Mapping[str, Any]) -> list[str]:
-    """The columns to show: those asked for, or a few, what a person can read first."""
-    if wanted is not None:
-        return [name for name in dict.fromkeys(wanted) if name in first_row]
-    readable = [name for name, value in first_row.items() if not is_array(value)]
-    return (readable or list(first_row))[:DEFAULT_COLUMNS]
-
-
 def _require_columns(wanted: Sequence[str] | None, batch: Batch | None, inputs: Sequence[Mapping[str, Any]]) -> None:
     known = dict.fromkeys([*(batch or {}), *(name for row in inputs for name in row)])
     for name in wanted or ():
@@ -145,114 +135,17 @@ def _require_columns(wanted: Sequence[str] | None, batch: Batch | None, inputs: 
             )
 
 
-def _batch_row(batch: Batch, index: int) -> dict[str, Any]:
-    return {str(name): column[index] for name, column in batch.items()}
-
-
-def _print(
-    path: Path, state: InputState, trailer: Trailer, inputs: list[Mapping[str, Any]], args: argparse.Namespace
-) -> None:
-    limit = DEFAULT_ROWS if args.rows is None else args.rows
-    parent = f", forked from run {state.parent_run_id}" if state.parent_run_id else ""
-    output.say(f"{path}: step {state.global_step} of run {state.run_id}{parent}")
-    versions = ", ".join(f"{name} {version}" for name, version in state.written_by.items())
-    output.say(f"Saved {output.duration(time.time() - trailer.saved_at)} ago by {versions or 'unknown versions'}.")
-    output.say(f"Epoch {state.epoch}: {position_words(state)}.")
-    output.say()
-    _print_buffered(state, args.column, limit)
-    output.say()
-    _print_in_flight(state, trailer, inputs, args.column, limit)
-    if state.num_dropped_groups:
-        output.say(f"{plural(state.num_dropped_groups, 'group')} in flight left out: in_flight=drop.")
-    facts = {**state.fingerprint.must_match, **state.fingerprint.recorded}
-    if facts:
-        output.say()
-        output.say("The inputs come from:")
-        for name, value in facts.items():
-            output.say(f"  {name}: {output.cut(short(value), 2 * TEXT_WIDTH)}")
-
-
-def position_words(state: InputState) -> str:
-    """Say how far the loader is in its epoch."""
-    rows, length = _rows_yielded(state), state.fingerprint.must_match.get("dataset length")
-    if state.exhausted:
-        return "the loader has handed out its last batch"
-    if rows is None:
-        return "how far the loader is cannot be told from its state"
-    return f"the loader has handed out {rows}{'' if length is None else f' of {length}'} rows"
-
-
-def _rows_yielded(state: InputState) -> int | None:
-    try:
-        return capture.rows_yielded(state.loader_state)
-    except (KeyError, TypeError, ValueError, AttributeError):  # the state of another version of torchdata
-        return None
-
-
-def _print_buffered(state: InputState, wanted: Sequence[str] | None, limit: int) -> None:
-    batch = state.buffered_batch
-    output.say(f"Buffered: {plural(state.num_buffered, 'row')} pulled and not yet enqueued.")
-    if not batch or not state.num_buffered or not limit:
-        return
-    rows = [_batch_row(batch, index) for index in range(min(limit, state.num_buffered))]
-    columns = _columns(wanted, rows[0])
-    table = [[index, *(output.cut(short(row[name]), TEXT_WIDTH) for name in columns)] for index, row in enumerate(rows)]
-    output.print_table(("row", *columns), table, right=("row",))
-    _print_rest(state.num_buffered, limit, len(columns), len(rows[0]))
-
-
-def _print_in_flight(
-    state: InputState, trailer: Trailer, inputs: list[Mapping[str, Any]], wanted: Sequence[str] | None, limit: int
-) -> None:
-    output.say(f"In flight: {plural(state.num_in_flight, 'prompt group')}, oldest first.")
-    if not state.carry_over or not limit:
-        return
-    columns = _columns(wanted, inputs[0])
-    table = [
-        [
-            group.data_id,
-            group.step,
-            output.duration(_age(group, trailer)),
-            f"{_num_finished(group)} of {len(group.rollouts)}",
-            *(output.cut(short(row.get(name)), TEXT_WIDTH) for name in columns),
-        ]
-        for group, row in zip(state.carry_over[:limit], inputs, strict=False)
-    ]
-    headers = ("data_id", "enqueued in step", "age", "finished", *(f"input.{name}" for name in columns))
-    output.print_table(headers, table, right=("enqueued in step", "age"), spare=("age", "finished"))
-    _print_rest(state.num_in_flight, limit, len(columns), len(inputs[0]))
-
-
-def _print_rest(num_rows: int, limit: int, num_shown: int, num_columns: int) -> None:
-    left = []
-    if num_rows > limit:
-        left.append(f"{num_rows - limit} more: --rows {num_rows}")
-    if num_columns > num_shown:
-        left.append(f"{plural(num_columns - num_shown, 'more column')}: --column NAME")
-    if left:
-        output.say(f"({'; '.join(left)})")
-
-
-def _age(group: PromptGroup, trailer: Trailer) -> float:
-    """Seconds from the first enqueue to the save, by the trainer's clock."""
-    return trailer.saved_at - min(float(rollout.enqueued["enqueue_time"]) for rollout in group.rollouts)
-
-
-def _num_finished(group: PromptGroup) -> int:
-    return sum(rollout.finished is not None for rollout in group.rollouts)
-
-
 def _as_json(
     path: Path, state: InputState, trailer: Trailer, inputs: list[Mapping[str, Any]], args: argparse.Namespace
 ) -> dict[str, Any]:
     batch, limit = state.buffered_batch or {}, args.rows
-    rows = [_batch_row(batch, index) for index in range(state.num_buffered)][:limit]
+    rows = [batch_row(batch, index) for index in range(state.num_buffered)][:limit]
     return {
         "path": str(path),
         "step": state.global_step,
         "epoch": state.epoch,
         "exhausted": state.exhausted,
-        "rows_pulled_in_epoch": _rows_yielded(state),
+        "rows_pulled_in_epoch": rows_yielded(state),
         "saved_at": trailer.saved_at,
         "run_id": state.run_id,
         "parent_run_id": state.parent_run_id,
@@ -265,7 +158,7 @@ def _as_json(
             {
                 "data_id": group.data_id,
                 "enqueued_in_step": group.step,
-                "age_s": _age(group, trailer),
+                "age_s": age_s(group, trailer),
                 "rollouts": [
                     {"rollout_id": rollout.rollout_id, "finished": rollout.finished is not None}
                     for rollout in group.rollouts
