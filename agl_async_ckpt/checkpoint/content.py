@@ -124,15 +124,15 @@ def _sorted(items: Iterable[Any]) -> list[str]:
     return sorted(_text(_plain(item)) for item in items)
 
 
-# In this order: a datetime is a date, an enum may be a str or an int, and a numpy scalar a float or a str.
+# In this order: an enum may be a str or an int, numpy's text a str and nothing more, its other scalars int or float.
 _CONVERTERS: dict[type | tuple[type, ...], Callable[[Any], Any]] = {
+    Enum: lambda value: {"$enum": [type(value).__qualname__, value.name]},
+    str: str.__str__,
     Mapping: _mapping,
     (bytes, bytearray, memoryview): lambda value: {"$bytes": _hashed(value)},
     torch.Tensor: _tensor,
     np.ndarray: _array,
     np.generic: lambda value: {"$scalar": _array(np.asarray(value))},
-    Enum: lambda value: {"$enum": [type(value).__qualname__, value.name]},
-    str: str.__str__,
     int: int.__int__,
     float: float.__float__,
     (list, tuple, range): lambda value: [_plain(item) for item in value],

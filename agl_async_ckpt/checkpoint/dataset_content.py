@@ -56,7 +56,9 @@ def read_content(dataset: Any) -> DatasetContent:
         elif type(dataset) in (list, tuple):
             columns, content = _first_columns(dataset), [canonical(dataset[index]) for index in indices]
         else:
-            columns, content = _read_in_worker(dataset, indices)
+            columns, content, problem = _read_in_worker(dataset, indices)
+            if problem:
+                return DatasetContent(columns, None, problem)
     except Exception as error:  # a comparison that cannot be made must not stop a run that can be trained
         reason = str(error) if isinstance(error, NoDigestError) else f"{type(error).__name__}: {error}"
         return DatasetContent(_first_columns(dataset), None, reason)
@@ -129,7 +131,7 @@ def _first_columns(dataset: Any) -> list[str]:
 
 
 class _ReadTwice:
-    """Map-style view of a data set: a row's columns and its content, or None if a second look shows another one."""
+    """Map-style view of a data set: a row's columns, its content, and why that cannot be compared."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -137,20 +139,21 @@ class _ReadTwice:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, index: int) -> tuple[list[str], bytes | None]:
+    def __getitem__(self, index: int) -> tuple[list[str], bytes, str]:
+        row = self._dataset[index]
+        columns = sorted(str(column) for column in row)
         try:
-            row = self._dataset[index]
             first, second = canonical(row), canonical(self._dataset[index])
         except NoDigestError as error:
-            return [str(error)], b""
-        return sorted(str(column) for column in row), first if first == second else None
+            return columns, b"", str(error)
+        return columns, first, "" if first == second else f"row {index} differs each time it is read"
 
 
-def _read_in_worker(dataset: Any, indices: list[int]) -> tuple[list[str], list[bytes]]:
-    """Have one loader worker read rows; the generator of its own keeps torch's global one where it is.
+def _read_in_worker(dataset: Any, indices: list[int]) -> tuple[list[str], list[bytes], str]:
+    """Have one loader worker read rows; a generator of its own keeps torch's global one where it is.
 
-    Raises:
-        NoDigestError: A row is random, or its content cannot be told, or reading takes too long.
+    Returns:
+        Columns of the first row, content of each, and why it cannot be compared.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -168,13 +171,11 @@ def _read_in_worker(dataset: Any, indices: list[int]) -> tuple[list[str], list[b
     columns: list[str] = []
     rows: list[bytes] = []
     for batch in loader:
-        for row_columns, content in batch:
-            if content is None:
-                raise NoDigestError(f"row {indices[len(rows)]} differs each time it is read")
-            if not content:
-                raise NoDigestError(row_columns[0])
+        for row_columns, content, problem in batch:
             columns = columns or row_columns
+            if problem:
+                return columns, [], problem
             rows.append(content)
         if time.monotonic() > deadline:
-            raise NoDigestError(f"reading {len(indices)} rows takes longer than {READ_TIMEOUT_S:g} s")
-    return columns, rows
+            return columns, [], f"reading {len(indices)} rows takes longer than {READ_TIMEOUT_S:g} s"
+    return columns, rows, ""
