@@ -16,7 +16,7 @@ from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
 from agl_async_ckpt.cli.target import Target, find_target, no_checkpoints
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError
-from agl_async_ckpt.storage.container import Trailer, read_trailer
+from agl_async_ckpt.storage.container import Trailer, verify
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
 from agl_async_ckpt.storage.run_identity import RunIdentity, read_run
 from agl_async_ckpt.storage.steps import StepInfo, TrackerProblem, read_tracker
@@ -41,8 +41,9 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "inspect",
         "list the steps of an output folder",
-        "List the steps of an output folder, one row each: whether a resume can take it, and what it holds. Reads "
-        "names, sizes and the ends of files; unpickles nothing and needs no torch. `verify` reads every byte.",
+        "List the steps of an output folder, one row each: whether a resume can take it, and what it holds. Of a "
+        "folder it reads names, sizes and the ends of files; of one step or file every byte. It unpickles nothing, and "
+        "needs no torch.",
         EXAMPLES,
     )
     parser.add_argument("path", metavar="PATH", help="an output folder, a step folder, or an input file")
@@ -79,7 +80,7 @@ def file_row(path: Path) -> Row:
         DamagedStateError: It bears the name of one.
     """
     try:
-        trailer = read_trailer(path)
+        trailer = verify(path)
     except StateFormatError as error:
         if path.name == FILE_NAME:
             raise
@@ -134,7 +135,7 @@ def _steps(target: Target) -> list[tuple[StepInfo, RunIdentity | None]]:
     except AsyncCheckpointError as error:
         output.error(f"warning: {error}")
         run = None
-    return [(info, run) for info in target.steps()]
+    return [(info, run) for info in target.steps(full=True)]
 
 
 def _print(target: Target, rows: list[Row]) -> None:

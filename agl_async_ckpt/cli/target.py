@@ -31,12 +31,16 @@ class Target:
         """The output folder; of a file alone, the folder that it is in."""
         return self.path if self.kind == "folder" else self.path.parent
 
-    def steps(self) -> list[StepInfo]:
-        """Look at the steps, cheaply, in ascending order; of a file alone there are none."""
+    def steps(self, *, full: bool = False) -> list[StepInfo]:
+        """Look at the steps, in ascending order; of a file alone there are none.
+
+        Args:
+            full: Hash the files of a step that PATH names; all steps of an output folder are looked at cheaply.
+        """
         if self.kind == "folder":
             return list_steps(self.path)
         if self.kind == "step":
-            return [inspect_step(self.path, read_tracker(self.folder), full=False)]
+            return [inspect_step(self.path, read_tracker(self.folder), full=full)]
         return []
 
 

@@ -10,7 +10,7 @@ from agl_async_ckpt.cli.inspect import _ranges
 from agl_async_ckpt.storage.container import read_trailer
 from agl_async_ckpt.storage.layout import FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME
 from tests.cli.conftest import Cli
-from tests.cli.folders import begin_run, plain_save, save_step
+from tests.cli.folders import begin_run, flip, plain_save, save_step
 
 KEYS = [
     "step",
@@ -109,6 +109,20 @@ def test_step_that_is_not_complete_has_its_reason(cli: Cli, out: Path) -> None:
     assert [row["complete"] for row in cli("inspect", out, "--json").json()] == [False, False, True]
     assert cli("inspect", out / "global_step_4").code == 1
     assert cli("inspect", out / "global_step_6").code == 0
+
+
+def test_altered_byte_shows_where_one_step_or_file_is_asked_for(cli: Cli, out: Path, tmp_path: Path) -> None:
+    """A listing of many is cheap; one is read to its end."""
+    file = out / "global_step_4" / FILE_NAME
+    flip(file, 200)
+    assert [row["complete"] for row in cli("inspect", out, "--json").json()] == [True] * 3
+    for path in (file, file.parent):
+        result = cli("inspect", path)
+        assert result.code == 1
+        assert "does not match its checksum" in result.out
+    result = cli("inspect", shutil.copy(file, tmp_path / FILE_NAME))
+    assert (result.code, result.out) == (1, "")
+    assert "does not match its checksum" in result.err
 
 
 def test_step_without_an_input_state_says_why(cli: Cli, tmp_path: Path) -> None:
