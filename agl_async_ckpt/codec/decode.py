@@ -49,6 +49,31 @@ def decode_value(plain: Plain, shared: Mapping[str, Plain] | None = None) -> Any
     return check_tensor(plain) if kind is torch.Tensor else plain
 
 
+def require_tree(plain: Plain) -> None:
+    """Refuse plain values in which a list, dict or tensor memory is met twice, as the encoder never writes them.
+
+    Decoding copies, so a few hundred bytes of lists that hold each other would take any amount of memory.
+
+    Raises:
+        ValueError: Something is met twice.
+    """
+    met: set[int] = set()
+    waiting: list[Any] = [plain]
+    while waiting:
+        value = waiting.pop()
+        kind = cast("type[Any]", type(value))
+        if kind is dict or kind is list:
+            mark = id(value)
+            waiting.extend(value.values() if kind is dict else value)
+        elif kind is torch.Tensor and value.untyped_storage().nbytes():
+            mark = value.untyped_storage().data_ptr()
+        else:
+            continue
+        if mark in met:
+            raise ValueError(f"the same {kind.__name__} stands in two places")
+        met.add(mark)
+
+
 def _unzone(plain: Any) -> dt.tzinfo | None:
     if plain is None or isinstance(plain, str):
         return None if plain is None else zoneinfo.ZoneInfo(plain)

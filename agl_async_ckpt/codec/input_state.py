@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from agl_async_ckpt.codec.arrays import pack_bytes, unpack_bytes
+from agl_async_ckpt.codec.decode import require_tree
 from agl_async_ckpt.codec.values import TAG, Plain, decode_value, encode_batch, encode_value
 from agl_async_ckpt.exceptions import DamagedStateError, UnencodableValueError, UnsupportedVersionError
 from agl_async_ckpt.state import Fingerprint, FinishedRollout, InFlightRollout, InputState, PromptGroup, RngState
@@ -64,6 +65,7 @@ def decode_state(payload: dict[str, Plain]) -> InputState:
         DamagedStateError: Not a payload of this format.
     """
     try:
+        require_tree(payload)
         return _decode(upgrade(payload))
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, zlib.error) as error:
         if isinstance(error, (UnsupportedVersionError, DamagedStateError)):
@@ -157,6 +159,8 @@ def _encode_events(events: Sequence[Mapping[str, Any]], where: str) -> Plain:
 
 def _decode_events(plain: Plain) -> Sequence[Mapping[str, Any]]:
     size = plain["size"]
+    if type(size) is not int or size < 0:
+        raise ValueError("compressed events have no size")  # zlib takes a limit of 0 for none
     unpacker = zlib.decompressobj()
     text = unpacker.decompress(unpack_bytes(plain["zlib"]), size + 1)  # never more memory than declared
     if len(text) != size or not unpacker.eof:

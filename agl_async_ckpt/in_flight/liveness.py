@@ -20,11 +20,14 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
+from agl_async_ckpt.storage.files import read_small
+
 log = logging.getLogger(__name__)
 
 ALIVE_FILE_NAME = "agentlightning_alive.json"
 WRITE_EVERY_S = 1.0
 MAX_LIVES = 1000
+MAX_BYTES = 1024 * 1024
 DATE_RESOLUTION_S = 1.0
 
 
@@ -107,7 +110,7 @@ class ProofOfLife:
 def read_lives(output_dir: Path, run_id: str) -> tuple[Span, ...]:
     """Read the spans in which a trainer of this run was there; none if unknown, or of another run."""
     try:
-        values: Any = json.loads((output_dir / ALIVE_FILE_NAME).read_bytes())
+        values: Any = json.loads(read_small(output_dir / ALIVE_FILE_NAME, MAX_BYTES))
         if values["run_id"] != run_id:
             return ()
         return tuple(Span(float(first), float(last)) for first, last in values["lives"])

@@ -1,15 +1,15 @@
 """Commit and load the input state of a step: `global_step_<N>/agentlightning_input.pt`.
 
 commit_state   encode -> temp file + fsync -> old seal and data.pt removed -> rename -> fsync of the folder
-load_state     read once -> verify every byte -> torch.load(weights_only=True) of these bytes -> decode
+load_state     read once -> verify every byte -> look at the pickle -> torch.load(weights_only=True) -> decode
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-import re
 import time
+import zipfile
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -27,6 +27,7 @@ from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.container import Trailer, read_verified
 from agl_async_ckpt.storage.files import make_folders, publish, remove_files, remove_leftover_temps, write_error
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, parse_step
+from agl_async_ckpt.storage.pickle_check import refuse_foreign_pickle
 from agl_async_ckpt.storage.trailer import FORMAT_VERSION, parse_trailer
 from agl_async_ckpt.storage.writer import TrailerWriter
 
@@ -106,6 +107,10 @@ def load_state(path: str | os.PathLike[str]) -> InputState:
             )
         )
     try:
+        refuse_foreign_pickle(content)
+    except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise _foreign_content(file, str(error)) from error
+    try:
         payload: Any = torch.load(content, map_location="cpu", weights_only=True, mmap=False)
         state = decode_state(payload)
     except MemoryError:
@@ -114,16 +119,18 @@ def load_state(path: str | os.PathLike[str]) -> InputState:
         raise type(error)(f"{file}: {error}") from error
     except pickle.UnpicklingError as error:
         # torch's own text advises to load with weights_only=False, which would run what the file asks for.
-        named = re.search(r"GLOBAL\s+\S+", str(error))
-        detail = f" ({named.group()})" if named else ""
-        raise DamagedStateError(
-            f"{file} is whole, yet it holds what no input state holds{detail}. Nothing of it was run.\n"
-            "Resume from another step; do not load this file by other means."
-        ) from error
+        raise _foreign_content(file, "refused by torch") from error
     except Exception as error:
         raise DamagedStateError(f"{file} is whole, yet it cannot be read: {type(error).__name__}: {error}") from error
     _check_agreement(trailer, state, file)
     return state
+
+
+def _foreign_content(file: Path, reason: str) -> DamagedStateError:
+    return DamagedStateError(
+        f"{file} is whole, yet it holds what no input state holds ({reason}). Nothing of it was run.\n"
+        "Resume from another step; do not load this file by other means."
+    )
 
 
 def _write(fd: int, payload: dict[str, Any], state: InputState) -> None:

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,6 +112,29 @@ def unwritable(folder: Path, error: OSError) -> StateWriteError:
         f"The output folder {folder} cannot be written ({error.strerror}).\n"
         "Nothing was trained. Make trainer.default_local_dir writable, or set another one.",
     )
+
+
+def read_small(path: Path, max_bytes: int) -> bytes:
+    """Read a whole small file, without waiting for anybody: a FIFO in its place must not block a start.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        ValueError: It is longer than `max_bytes`.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(max_bytes + 1)
+    finally:
+        os.close(fd)
+    if len(data) > max_bytes:
+        raise ValueError(f"longer than {max_bytes} bytes")
+    return data
 
 
 def remove_files(folder: Path, names: tuple[str, ...]) -> None:

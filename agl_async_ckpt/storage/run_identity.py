@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.exceptions import DamagedStateError, FolderInUseError, describe
-from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
+from agl_async_ckpt.storage.files import make_folders, publish, read_small, unwritable, write_all
 from agl_async_ckpt.storage.layout import RUN_FILE_NAME
 
 FORMAT_VERSION = 1
+_MAX_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def read_run(output_dir: Path) -> RunIdentity | None:
     """
     path = output_dir / RUN_FILE_NAME
     try:
-        raw: Any = json.loads(path.read_bytes())
+        raw: Any = json.loads(read_small(path, _MAX_BYTES))
         known = {name: raw[name] for name in RunIdentity.__dataclass_fields__ if name in raw}
         for name, value in known.items():
             if not isinstance(value, _KINDS[name]):

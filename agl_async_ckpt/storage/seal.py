@@ -21,7 +21,7 @@ from agl_async_ckpt.exceptions import (
     UnsupportedVersionError,
 )
 from agl_async_ckpt.storage.container import Trailer, is_whole_zip, read_trailer, verify
-from agl_async_ckpt.storage.files import publish, sync_file, sync_folder, write_all, write_error
+from agl_async_ckpt.storage.files import publish, read_small, sync_file, sync_folder, write_all, write_error
 from agl_async_ckpt.storage.layout import (
     FILE_NAME,
     LOADER_FILE_NAME,
@@ -106,6 +106,8 @@ def write_seal(step_dir: str | os.PathLike[str], *, use_critic: bool, async_save
             model_files={} if async_save else list_models(folder),
         )
         text = json.dumps({"format": SEAL_FORMAT, "format_version": SEAL_VERSION, **asdict(seal)}, indent=1) + "\n"
+        if len(text) > _MAX_SEAL_BYTES:
+            raise ValueError(f"the seal would take {len(text)} bytes; {_MAX_SEAL_BYTES} are allowed")
         with contextlib.suppress(FileNotFoundError):
             sync_file(tracker)
         sync_folder(tracker.parent)
@@ -144,11 +146,7 @@ def read_seal(step_dir: str | os.PathLike[str]) -> Seal:
     """
     path = Path(step_dir) / SEAL_NAME
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_SEAL_BYTES + 1)
-        if len(data) > _MAX_SEAL_BYTES:
-            raise ValueError(f"longer than {_MAX_SEAL_BYTES} bytes")
-        values: Any = json.loads(data)
+        values: Any = json.loads(read_small(path, _MAX_SEAL_BYTES))
         return _parse(cast("dict[str, Any]", values), path)
     except FileNotFoundError as error:
         raise CheckpointNotFoundError(f"{step_dir} has no seal ({SEAL_NAME}): the save did not finish.") from error

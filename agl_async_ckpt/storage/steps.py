@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agl_async_ckpt.exceptions import AsyncCheckpointError, CheckpointNotFoundError
 from agl_async_ckpt.storage.container import Trailer, is_whole_zip, read_trailer, verify
+from agl_async_ckpt.storage.files import read_small
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, TRACKER_NAME, parse_step
 from agl_async_ckpt.storage.seal import Seal, read_seal, seal_problems
 
@@ -73,12 +74,13 @@ def read_tracker(folder: str | os.PathLike[str]) -> int | TrackerProblem | None:
     """
     path = Path(folder) / TRACKER_NAME
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_TRACKER_BYTES)
+        data = read_small(path, _MAX_TRACKER_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         return TrackerProblem("unreadable", f"{path} cannot be read: {error.strerror}.")
+    except ValueError as error:
+        return TrackerProblem("torn", f"{path} holds no number: it is {error}.")
     text = data.strip()
     if not data.strip(b"\0 \t\r\n"):
         kind = "nul" if b"\0" in data else "empty"

@@ -160,7 +160,8 @@ def test_unknown_extra_keys_are_ignored(step_dir: Path) -> None:
     """C26: at the top and inside."""
     payload = state_codec.encode_state(sample_state())
     payload["novelty"] = [1]
-    payload["fingerprint"]["novelty"] = payload["carry_over"][0]["novelty"] = {"a": torch.ones(1)}
+    payload["fingerprint"]["novelty"] = {"a": torch.ones(1)}
+    payload["carry_over"][0]["novelty"] = {"a": torch.ones(1)}
     payload["carry_over"][0]["rollouts"][1]["finished"]["novelty"] = None
     assert_same(state_codec.decode_state(payload), sample_state())
 
