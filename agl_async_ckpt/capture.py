@@ -132,11 +132,6 @@ def pass_has_ended(state: Mapping[str, Any]) -> bool:
     return bool(state["_iterator_finished"])
 
 
-def state_workers(state: Mapping[str, Any]) -> int:
-    """Number of loader workers that a loader state was taken with."""
-    return int(_main_state(state)["_num_workers"]) if "_snapshot" in state else 0
-
-
 def obstacle_to_conversion(state: Mapping[str, Any], versions: Iterable[str | None]) -> str | None:
     """Say why a loader state cannot be used with another number of workers or batch size; None if it can.
 

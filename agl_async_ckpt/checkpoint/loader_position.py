@@ -21,11 +21,12 @@ log = logging.getLogger(__name__)
 def loader_differences(trainer: Any, state: InputState) -> list[Difference]:
     """List changes of the loader's settings that this loader state does not allow; empty if the resume is exact."""
     loader = trainer.train_dataloader
-    saved_batch = state.fingerprint.recorded.get(LOADER_BATCH, loader.batch_size)
     changes = [
-        (NUM_WORKERS, capture.state_workers(state.loader_state), int(loader.num_workers)),
-        (LOADER_BATCH, saved_batch, int(loader.batch_size)),
+        (NUM_WORKERS, _saved(state, NUM_WORKERS, loader.num_workers), int(loader.num_workers)),
+        (LOADER_BATCH, _saved(state, LOADER_BATCH, loader.batch_size), int(loader.batch_size)),
     ]
+    if all(saved == current for _, saved, current in changes):
+        return []
     versions = state.written_by.get("torchdata"), capture.written_by().get("torchdata")
     obstacle = capture.obstacle_to_conversion(state.loader_state, versions)
     if obstacle is None:
@@ -47,11 +48,12 @@ def open_loader(trainer: Any, state: InputState) -> Batch | None:
     """
     loader = trainer.train_dataloader
     loader_state: Mapping[str, Any] = state.loader_state
+    saved_workers = _saved(state, NUM_WORKERS, loader.num_workers)
     buffered = state.buffered_batch
     num_ahead = rows_to_read_ahead(trainer, state)
     if num_ahead:
         ahead, loader_state = _read_ahead(loader, loader_state, num_ahead)
-        buffered = joined(buffered, ahead)
+        buffered, saved_workers = joined(buffered, ahead), 0
         log.info(
             "The loader batch was %s and is %d: the next %d rows of the epoch are read as one smaller batch, so that "
             "its rest is the one that was to come.",
@@ -59,7 +61,7 @@ def open_loader(trainer: Any, state: InputState) -> Batch | None:
             loader.batch_size,
             num_ahead,
         )
-    if capture.state_workers(loader_state) != loader.num_workers:
+    if saved_workers != loader.num_workers:
         loader_state = capture.state_for_workers(loader_state, loader.num_workers)
     capture.restore_loader(trainer, loader_state)
     return buffered
@@ -68,14 +70,17 @@ def open_loader(trainer: Any, state: InputState) -> Batch | None:
 def rows_to_read_ahead(trainer: Any, state: InputState) -> int:
     """Return how many of the rows that the saved run would still take of the pass do not fill a batch of this run."""
     loader = trainer.train_dataloader
-    saved_batch = state.fingerprint.recorded.get(LOADER_BATCH, loader.batch_size)
+    saved_batch = _saved(state, LOADER_BATCH, loader.batch_size)
+    if saved_batch == loader.batch_size or not loader.drop_last or capture.pass_has_ended(state.loader_state):
+        return 0
     rows = capture.rows_yielded(state.loader_state)
-    if saved_batch == loader.batch_size or rows is None or not loader.drop_last:
-        return 0
-    if capture.pass_has_ended(state.loader_state):
-        return 0
+    assert rows is not None, "loader_differences refuses a state that cannot tell"
     to_come = (len(loader.sampler) - rows) // saved_batch * saved_batch
     return to_come % loader.batch_size
+
+
+def _saved(state: InputState, name: str, default: Any) -> int:
+    return int(state.fingerprint.recorded.get(name, default))
 
 
 def _read_ahead(loader: Any, loader_state: Mapping[str, Any], num_ahead: int) -> tuple[Batch, dict[str, Any]]:
