@@ -168,8 +168,7 @@ def seal_problems(seal: Seal, step_dir: str | os.PathLike[str], trailer: Trailer
     if step is not None and seal.global_step != step:
         problems.append(f"{SEAL_NAME} is of step {seal.global_step}")
     sealed = (seal.global_step, seal.run_id, seal.state_sha256, seal.state_bytes)
-    size = (folder / FILE_NAME).stat().st_size if (folder / FILE_NAME).exists() else -1
-    if (trailer.global_step, trailer.run_id, trailer.sha256, size) != sealed:
+    if (trailer.global_step, trailer.run_id, trailer.sha256, _size(folder / FILE_NAME)) != sealed:
         problems.append(f"{FILE_NAME} is not the file that was sealed")
     loader = folder / LOADER_FILE_NAME
     try:

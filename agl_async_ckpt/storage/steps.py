@@ -128,12 +128,15 @@ def inspect_step(
     selected = tracker == step
     trailer, seal = None, None
     problems: list[str] = []
+    has_state = True
     try:
         trailer = (verify if full else read_trailer)(path / FILE_NAME)
         if trailer.global_step != step:
             problems.append(f"{FILE_NAME} is of step {trailer.global_step}")
     except AsyncCheckpointError as error:
         problems.append(str(error))
+        # One look: a file that a trainer publishes right after it must not count as one that cannot be read.
+        has_state = not isinstance(error, CheckpointNotFoundError) or (path / FILE_NAME).is_symlink()
     try:
         seal = read_seal(path)
     except AsyncCheckpointError as error:
@@ -148,4 +151,4 @@ def inspect_step(
             problems.append(
                 "saved in the background, and the tracker does not name it: nothing proves that it finished"
             )
-    return StepInfo(step, path, os.path.lexists(path / FILE_NAME), selected, tuple(problems), trailer, seal)
+    return StepInfo(step, path, has_state, selected, tuple(problems), trailer, seal)

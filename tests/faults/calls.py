@@ -62,7 +62,6 @@ _DISK = ("EIO",)
 _RIGHTS = ("EACCES", "EROFS")
 
 ERRNOS: dict[str, tuple[str, ...]] = {
-    # open(2), write(2), fsync(2), close(2), rename(2), unlink(2), mkdir(2), rmdir(2), stat(2), getdents(2), read(2), flock(2)
     "openat": ("EMFILE", "ENFILE", "ENOMEM", "EINTR", *_RIGHTS, *_SPACE, *_DISK),
     "write": ("EINTR", "EFBIG", *_SPACE, *_DISK),
     "writev": ("EINTR", "EFBIG", *_SPACE, *_DISK),
@@ -78,6 +77,8 @@ ERRNOS: dict[str, tuple[str, ...]] = {
     "ftruncate": ("EINTR", "EFBIG", *_RIGHTS[1:], *_DISK),
     "flock": ("ENOLCK", "EINTR"),
     "newfstatat": ("EACCES", "ENOMEM", *_DISK),
+    "stat": ("EACCES", "ENOMEM", *_DISK),
+    "lstat": ("EACCES", "ENOMEM", *_DISK),
     "fstat": ("ENOMEM", *_DISK),
     "statx": ("EACCES", "ENOMEM", *_DISK),
     "readlink": ("EACCES", "ENOMEM", *_DISK),

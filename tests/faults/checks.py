@@ -18,7 +18,7 @@ from tests.faults.subjects import Subject
 from tests.golden.sample import assert_same
 
 
-def problems_after(subject: Subject, ended: Ended) -> list[str]:
+def problems_after(subject: Subject, ended: Ended, *, power_cut: bool = False) -> list[str]:
     """Everything that must hold in the folder once a save has ended in any way, and at the next start.
 
     - Each step's input file is one of the states that were committed there, or absent where none had been published.
@@ -26,10 +26,15 @@ def problems_after(subject: Subject, ended: Ended) -> list[str]:
     - The next start takes the step it would have taken before the save, or the saved one; the latter if the save
       returned. Weights, position and the rest of the stream are those of that step.
     - Nothing is left behind that is named like a temporary file.
+
+    Args:
+        subject: What was saved.
+        ended: How the save ended.
+        power_cut: What was not durable is lost: VERL's tracker may then name a step that it did not finish.
     """
     found = torn_reads(subject)
     tracker = read_tracker(subject.folder)
-    if isinstance(tracker, int):
+    if isinstance(tracker, int) and not (power_cut and not ended.returned):
         info = inspect_step(subject.folder / step_name(tracker), tracker)
         # A step that is saved again is rebuilt in place: until its new data.pt is there the tracker's old word is void.
         if not info.complete and not (tracker == subject.step == subject.before):
@@ -96,7 +101,7 @@ def torn_reads(subject: Subject) -> list[str]:
         try:
             state = load_state(path)
         except CheckpointNotFoundError:
-            if was_published:
+            if was_published and not (step != subject.step and subject.removes_older and _is_complete(subject)):
                 found.append(f"the input file of step {step} is gone")
         except (AsyncCheckpointError, OSError) as error:
             found.append(f"the input file of step {step} is torn: {error}")
@@ -104,6 +109,10 @@ def torn_reads(subject: Subject) -> list[str]:
             if not any(same(state, known) for known in states):
                 found.append(f"the input file of step {step} holds a state that was never saved")
     return found
+
+
+def _is_complete(subject: Subject) -> bool:
+    return inspect_step(subject.folder / step_name(subject.step), read_tracker(subject.folder)).complete
 
 
 def same(one: InputState, other: InputState) -> bool:
@@ -129,9 +138,10 @@ def undurable(calls: Sequence[Call], folder: Path) -> list[str]:
     - When the seal takes its name, everything else is durable: its presence proves the rest.
     - When VERL's tracker or `data.pt` is created, the models are: a tracker that is on disk names a whole step.
 
-    Calls that failed did not happen.
+    Calls that failed did not happen; an fsync that failed once proves nothing any more, whatever a second one says.
     """
     found: list[str] = []
+    doubtful: set[str] = set()
     dirty_files: dict[str, str] = {}
     dirty_folders: dict[str, str] = {}
     removed: set[str] = set()
@@ -140,9 +150,11 @@ def undurable(calls: Sequence[Call], folder: Path) -> list[str]:
         return sorted(path for path in (*dirty_files, *dirty_folders) if path != but)
 
     for call in calls:
-        if call.failed:
-            continue
         path = call.paths[0]
+        if call.failed:
+            if call.name in ("fsync", "fdatasync"):
+                doubtful.add(path)
+            continue
         name = Path(path).name
         if call.creates or call.truncates:
             if name in (FILE_NAME, SEAL_NAME):
@@ -156,6 +168,8 @@ def undurable(calls: Sequence[Call], folder: Path) -> list[str]:
         elif call.name in ("write", "pwrite64", "writev", "ftruncate"):
             dirty_files[path] = call.at
         elif call.name in ("fsync", "fdatasync"):
+            if path in doubtful:
+                found.append(f"{Path(path).name} is taken for durable after an fsync of it failed ({call.at})")
             dirty_files.pop(path, None)
             dirty_folders.pop(path, None)
         elif call.name in ("mkdir", "mkdirat"):

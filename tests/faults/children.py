@@ -63,7 +63,11 @@ def why_no_tracing() -> str | None:
 
 
 def run_child(
-    action: Callable[[], Any], *, trace_in: Path | None = None, inject: str | None = None
+    action: Callable[[], Any],
+    *,
+    trace_in: Path | None = None,
+    inject: str | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> Ended:
     """Run `action` in a forked child.
 
@@ -72,6 +76,7 @@ def run_child(
         trace_in: Record the calls about files in this folder.
         inject: strace's expression, such as `fsync:signal=SIGKILL:when=2` (killed before the call has any effect) or
             `fsync:error=EIO:when=2` (the call has no effect and returns the error).
+        patience_s: How long it may take.
     """
     ours, theirs = socket.socketpair()
     go_read, go_write = os.pipe()
@@ -83,11 +88,12 @@ def run_child(
     tracer: _Tracer | None = None
     reaped = False
     try:
+        ours.settimeout(patience_s)
+        assert ours.recv(1), "the child did not begin"  # else its first calls could be counted, or not
         if trace_in is not None or inject is not None:
             tracer = _Tracer(pid, inject, TRACED if trace_in is not None else (str(inject).partition(":")[0],))
         os.close(go_write)
         go_write = -1
-        ours.settimeout(PATIENCE_S)
         report = _receive(ours)
         _, status = os.waitpid(pid, 0)
         reaped = True
@@ -118,6 +124,7 @@ def _be_child(
         gc.disable()  # a finaliser at a random place would make the trace differ
         os.close(go_write)
         other.close()
+        report.sendall(b".")
         select.select([go_read], [], [])  # until strace is there; not among the traced calls
         try:
             result = (None, False, action())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -37,6 +38,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for label, meaning in LABELS.items():
         if total[label]:
             terminalreporter.write_line(f"{total[label]:>9,}  {label:<22} {meaning}")
+
+
+@pytest.fixture(autouse=True)
+def _few_words() -> Iterator[None]:
+    """A thousand saves and starts would bury a failure's own words."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

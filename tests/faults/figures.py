@@ -15,6 +15,9 @@ LABELS = {
     "full disks": "saves on a full file system or beyond a file size limit",
     "power cuts": "file systems that lost what was not durable",
     "reads": "reads beside a writer",
+    "corruptions": "altered, cut or rearranged files, each refused by one named error",
+    "fuzzed inputs": "hostile or random files given to the readers of small files",
+    "hostile files": "pickles that would run code or take memory, refused without side effect",
     "broken writers caught": "writers with a known fault, convicted by the checks above",
 }
 """Figure -> what it counts, in the order of the table."""

@@ -7,7 +7,6 @@ can begin the next start there, and can put the folder back for the next case.
 from __future__ import annotations
 
 import contextlib
-import random
 import shutil
 import types
 from dataclasses import dataclass, replace
@@ -16,13 +15,14 @@ from typing import Protocol
 
 from omegaconf import OmegaConf
 
+from agl_async_ckpt import capture
 from agl_async_ckpt.checkpoint.decision import decide_latest
 from agl_async_ckpt.checkpoint.locate import follow
 from agl_async_ckpt.checkpoint.retention import remove_leftovers
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage import commit, files, models, seal
 from agl_async_ckpt.storage.commit import load_state
-from agl_async_ckpt.storage.layout import TRACKER_NAME, step_name
+from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME, step_name
 from tests.faults.children import run_child
 from tests.golden.sample import objects, sample_state
 from tests.rig.life import Death, build_trainer, pull_on, quiet, run_life
@@ -59,6 +59,7 @@ class Subject(Protocol):
         step: The step that `save` saves.
         before: The step that a start takes before the save begins; 0: none.
         known: Step -> the states that may be read there, oldest first.
+        removes_older: Once the step is complete, older ones may go.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Subject(Protocol):
     step: int
     before: int
     known: dict[int, list[InputState]]
+    removes_older: bool
 
     def reset(self) -> None:
         """Put the folder back as it was before the save."""
@@ -102,6 +104,7 @@ class WriterSubject:
 
     def __init__(self, kind: str, base: Path) -> None:
         self.name = f"writer, {kind}"
+        self.removes_older = False
         self.folder = base / "out"
         self.step = STEP
         self.before = {"first": 0, "next": STEP - 1, "again": STEP}[kind]
@@ -109,9 +112,9 @@ class WriterSubject:
         self._template.mkdir(parents=True)
         self.known: dict[int, list[InputState]] = {}
         for step in range(1, self.before + 1):
-            self.known[step] = [_writer_state(step, "old")]
-            self._write(self._template, self.known[step][0])
-        self._new = _writer_state(STEP, "new")
+            self.known[step] = [writer_state(step, "old")]
+            self.write(self._template, self.known[step][0])
+        self._new = writer_state(STEP, "new")
         self.known[STEP] = [*self.known.get(STEP, []), self._new]
         self.reset()
 
@@ -121,7 +124,7 @@ class WriterSubject:
 
     def save(self) -> None:
         """Save step 3."""
-        self._write(self.folder, self._new)
+        self.write(self.folder, self._new)
 
     def start(self) -> Start:
         """Decide, as a start does, and read everything that the chosen step holds."""
@@ -135,7 +138,7 @@ class WriterSubject:
         return Start(state.global_step, () if set(parts) == told else (f"the step mixes {sorted({*parts, *told})}",))
 
     @staticmethod
-    def _write(folder: Path, state: InputState) -> None:
+    def write(folder: Path, state: InputState) -> None:
         """The order of a save, with the least that VERL writes."""
         import torch
 
@@ -150,7 +153,8 @@ class WriterSubject:
         seal.write_seal(step_dir, use_critic=False, async_save=False)
 
 
-def _writer_state(step: int, version: str) -> InputState:
+def writer_state(step: int, version: str) -> InputState:
+    """A state that says in one column which it is."""
     return replace(sample_state(step), buffered_batch={"tag": objects(f"{step} {version};")})
 
 
@@ -176,9 +180,9 @@ class TrainerSubject:
     """The real trainer at the end of a step, about to run the real `_save_checkpoint`.
 
     Args:
-        kind: `first` (step 1, nothing saved before), `next` (step 3, after 1 and 2), `again` (step 3 is there, complete,
-            of an earlier life; this one resumed from step 2), or `keep_one` (step 3 of a run with a critic that keeps
-            one checkpoint).
+        kind: `first` (step 1, nothing saved before), `next` (step 3, after 1 and 2), `again` (step 3 is there,
+            complete, of an earlier life; this one resumed from step 2), or `keep_one` (step 3 of a run with a critic
+            that keeps one checkpoint).
         base: A folder of its own.
         server: Used while the trainers are built.
     """
@@ -201,13 +205,18 @@ class TrainerSubject:
         )
         with quiet(), contextlib.suppress(Death):
             self._trainer.fit()
-        self._random = random.getstate()
+        self._rng = capture.rng_state()
         assert self._trainer.global_steps == self.step
         self._fresh = build_trainer(run, self.folder, server.url, die_at=lambda point, step: point == "loaded")
         OmegaConf.resolve(self._fresh.config)  # `fit` resolves its config, which takes longer than all the rest
         self._template = base / "template"
         shutil.copytree(self.folder, self._template, symlinks=True)
-        self.known = {step: [load_state(self.folder / step_name(step))] for step in range(1, self.before + 1)}
+        self.removes_older = keeps_one
+        self.known = {
+            step: [load_state(self.folder / step_name(step))]
+            for step in range(1, self.before + 1)
+            if (self.folder / step_name(step) / FILE_NAME).exists()
+        }
         self.known.setdefault(self.step, []).append(self._saved_state())
         self.reset()
 
@@ -223,7 +232,7 @@ class TrainerSubject:
 
     def save(self) -> None:
         """Run `_save_checkpoint`."""
-        random.setstate(self._random)  # Python seeds its generator anew in a forked child
+        capture.set_rng_state(self._rng)  # Python seeds its own anew in a forked child, and `start` moves torch's
         commit.time = STOPPED_CLOCK  # type: ignore[attr-defined]
         self._trainer.rig._die_at = lambda point, step: False
         with quiet():
@@ -258,5 +267,3 @@ class TrainerSubject:
         if life.start and life.pulls != wanted:
             found.append(f"pulls {life.pulls}, the uninterrupted run {wanted}")
         return found
-
-

@@ -1,0 +1,99 @@
+"""A call that fails makes the save fail, or fails for nothing; it never makes a checkpoint that is not one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.rig import require_frameworks
+
+require_frameworks()
+
+from tests.faults.calls import ERRNOS, LOOKING, Call  # noqa: E402
+from tests.faults.checks import Judge, undurable  # noqa: E402
+from tests.faults.children import run_child  # noqa: E402
+from tests.faults.figures import Count  # noqa: E402
+from tests.faults.subjects import Subject  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("tracing")
+
+SubjectNamed = Callable[[str], Subject]
+
+FAMILIES = (
+    ("ENOSPC", "EDQUOT", "EFBIG"),
+    ("EIO", "EOVERFLOW", "EMLINK", "EBUSY", "EPERM", "ENOLCK"),
+    ("EACCES", "EROFS"),
+    ("EMFILE", "ENFILE", "ENOMEM"),
+    ("EINTR",),
+)
+"""Errors that Python and the code treat alike."""
+
+
+def every_error(calls: list[Call]) -> Iterator[tuple[Call, str]]:
+    """Each call with each error that it can return."""
+    for call in calls:
+        for errno in ERRNOS[call.name]:
+            yield call, errno
+
+
+def an_error_of_each_family(calls: list[Call]) -> Iterator[tuple[Call, str]]:
+    """Each call with one error of each family that it can return, in turn; one in all for calls that only look."""
+    turns: dict[tuple[str, int], int] = {}
+    for call in calls:
+        families = [[errno for errno in ERRNOS[call.name] if errno in family] for family in FAMILIES]
+        if call.name in LOOKING or call.name == "close":
+            families = [[errno for family in families for errno in family]]
+        for number, family in enumerate(families):
+            if family:
+                turn = turns[call.name, number] = turns.get((call.name, number), -1) + 1
+                yield call, family[turn % len(family)]
+
+
+def fail(subject: Subject, call: Call, errno: str, judge: Judge) -> list[str]:
+    """Save while a call fails; what does not hold afterwards.
+
+    A save that returns although a call failed must be complete and durable all the same.
+    """
+    subject.reset()
+    inject = f"{call.name}:error={errno}:when={call.nth}"
+    ended = run_child(subject.save, inject=inject)
+    found = judge.problems(ended)
+    if ended.killed:
+        found = [*found, "the save crashed"]
+    elif ended.returned:
+        subject.reset()
+        again = run_child(subject.save, inject=inject, trace_in=subject.folder)
+        found = [*found, *undurable(again.calls, subject.folder)]
+    return [f"{errno} at {call.at} ({ended.error or 'returned'}): {problem}" for problem in found]
+
+
+@pytest.mark.parametrize(("name", "choose"), [("writer next", every_error), ("trainer next", an_error_of_each_family)])
+def test_error_of_any_call_costs_at_most_the_save(
+    name: str,
+    choose: Callable[[list[Call]], Iterator[tuple[Call, str]]],
+    subject_named: SubjectNamed,
+    count: Count,
+) -> None:
+    """C21: nothing is swallowed; a tracker that names N means a whole N, else the checkpoint before resumes exactly."""
+    subject = subject_named(name)
+    calls = run_child(subject.save, trace_in=subject.folder).calls
+    cases = list(choose(calls))
+    judge = Judge(subject)
+    problems = [problem for call, errno in cases for problem in fail(subject, call, errno, judge)]
+    assert not problems, "\n".join(problems)
+    assert len(cases) >= 190
+    count("injected errors", len(cases))
+
+
+def test_error_says_what_was_not_published(subject_named: SubjectNamed) -> None:
+    """A full disk while the input file is written: a StateWriteError with path and number."""
+    subject = subject_named("trainer next")
+    calls = run_child(subject.save, trace_in=subject.folder).calls
+    write = next(call for call in calls if call.name == "write" and "agentlightning_input.pt" in call.paths[0])
+    subject.reset()
+    ended = run_child(subject.save, inject=f"write:error=ENOSPC:when={write.nth}")
+    assert ended.is_os_error
+    assert ended.error is not None
+    assert ended.error.startswith(f"StateWriteError: {subject.folder}/global_step_3/agentlightning_input.pt")
+    assert "No space left on device" in ended.error
