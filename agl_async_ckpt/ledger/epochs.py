@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from agl_async_ckpt.ledger.entry import InputName, position_of
+from agl_async_ckpt.ledger.entry import InputName, Start, position_of
 from agl_async_ckpt.ledger.lineage import Lineage
 from agl_async_ckpt.ledger.walk import Drawn, Walk
 
@@ -31,6 +31,7 @@ class EpochAccount:
         left_out: Their positions, where the dataset knows them.
         num_skipped: Rows that a resume has jumped over.
         num_not_drawn: Rows that the run has not reached.
+        num_unrecorded: Rows of which nothing is known, because the ledger lacks lines.
         is_over: The loader has gone on to the next epoch.
     """
 
@@ -47,6 +48,7 @@ class EpochAccount:
     left_out: list[int] = field(default_factory=list[int])
     num_skipped: int = 0
     num_not_drawn: int = 0
+    num_unrecorded: int = 0
     is_over: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -67,6 +69,7 @@ class EpochAccount:
             "left_out_positions": self.left_out,
             "num_skipped": self.num_skipped,
             "num_not_drawn": self.num_not_drawn,
+            "num_unrecorded": self.num_unrecorded,
             "is_over": self.is_over,
         }
 
@@ -93,8 +96,10 @@ def count_epochs(walked: Walk, lineage: Lineage) -> list[EpochAccount]:
         account.is_over = any(later[0] == key[0] and later[1] > key[1] for later in groups)
         num_rest = account.num_inputs - num_copies
         account.num_trained[0] += max(0, num_rest)
-        may_leave = max(start.loader_batch for start in shapes) - 1 if shapes[-1].drop_last else 0
-        if account.is_over or _is_exhausted(lineage, walked, key):
+        may_leave = _may_leave_out(shapes)
+        if key in walked.unrecorded:
+            account.num_unrecorded = max(0, num_rest)
+        elif account.is_over or _is_exhausted(lineage, walked, key):
             account.num_left_out = min(num_rest, may_leave)
             account.num_skipped = max(0, num_rest - may_leave)
         else:
@@ -105,6 +110,15 @@ def count_epochs(walked: Walk, lineage: Lineage) -> list[EpochAccount]:
             account.left_out = [] if None in positions else sorted(set(range(num_rows)) - positions)
         accounts.append(account)
     return accounts
+
+
+def _may_leave_out(shapes: list[Start]) -> int:
+    """Rows of a pass that do not fill a batch; at most that many where the batch size changed within the pass."""
+    if not shapes[-1].drop_last:
+        return 0
+    if len({(start.num_rows, start.loader_batch) for start in shapes}) == 1:
+        return shapes[-1].num_rows - shapes[-1].rows_per_pass
+    return max(start.loader_batch for start in shapes) - 1
 
 
 def _is_exhausted(lineage: Lineage, walked: Walk, key: tuple[int, int]) -> bool:

@@ -77,6 +77,7 @@ class Walk:
         problems: Seen on the way.
         resumes: The starts that continue an earlier life of this ledger, in order.
         skipped: Epoch -> rows that a resume has jumped over.
+        unrecorded: Epochs in which the ledger lacks lines.
         shapes: Epoch -> the starts of the lives that drew in it.
     """
 
@@ -84,6 +85,7 @@ class Walk:
     problems: list[Problem] = field(default_factory=list[Problem])
     resumes: list[Start] = field(default_factory=list[Start])
     skipped: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
+    unrecorded: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     shapes: dict[tuple[int, int], list[Start]] = field(default_factory=dict[tuple[int, int], list[Start]])
 
 
@@ -129,7 +131,8 @@ class _Walker:
             result.problems.append(_gap(saved.step + 1, start.step, start.life))
             for row in (*self._in_flight, *self._buffered):
                 row.fate, row.end_step = "unrecorded", saved.step
-            self._segment += 1
+            self._segment, self._shift = self._segment + 1, 0
+            result.unrecorded |= {(self._stream, epoch) for epoch in range(self._epoch, start.epoch + 1)}
             self.begin(start)
             return
         old = [*self._in_flight, *self._buffered]
@@ -193,6 +196,8 @@ class _Walker:
         """Move every input as one step did."""
         if step.step > self._last_step + 1:
             self.result.problems.append(_gap(self._last_step + 1, step.step - 1, step.life))
+            epochs = range(self._epoch, step.epoch + self._shift + 1)
+            self.result.unrecorded |= {(self._stream, epoch) for epoch in epochs}
         self._buffered += self._draw(step)
         pulled, missing, unknown = _match(self._buffered, step.pulled)
         if unknown:

@@ -19,7 +19,18 @@ from types import FrameType
 if not __package__:  # run as a script: the package's parent folder takes the place of the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-REQUIRED = ("agentlightning", "psutil", "ray", "rich", "torch", "torchdata", "transformers", "verl", "wrapt")
+REQUIRED = (
+    "agentlightning",
+    "matplotlib",
+    "psutil",
+    "ray",
+    "rich",
+    "torch",
+    "torchdata",
+    "transformers",
+    "verl",
+    "wrapt",
+)
 VERL_VERSION = "0.8.0"
 
 EXAMPLES = """\
@@ -31,7 +42,7 @@ examples:
 
 exit codes:
   0  the run worked and, unless --stock, lost and repeated nothing
-  1  an input was lost or repeated, or the run could not be completed
+  1  an input was lost or repeated, the audit of the ledger says otherwise, or the run could not be completed
   2  wrong arguments, or something to install is missing
 """
 
@@ -51,7 +62,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="demo.py", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--stock", action="store_true", help="run without the extension")
+    parser.add_argument("--stock", action="store_true", help="run with the extension switched off")
     parser.add_argument("--restart-server", action="store_true", help="kill and restart agl-server between the lives")
     parser.add_argument("--steps", type=int, default=8, help="optimizer steps of the whole run (default: 8)")
     parser.add_argument(
@@ -133,7 +144,7 @@ def ray_folder(keep: bool) -> Iterator[Path]:
 
 def run_demo(args: argparse.Namespace) -> int:
     """Run and judge; returns the exit code."""
-    from cpu_training import verdict
+    from cpu_training import audit, verdict
     from cpu_training.processes import Processes
     from cpu_training.recording import EventReader
     from cpu_training.run_folder import fresh_run_folder
@@ -148,7 +159,7 @@ def run_demo(args: argparse.Namespace) -> int:
         with Processes() as processes:
             run = TrainingRun(
                 plan=args.plan,
-                hook=f"cpu_training.worker_hook.{'stock' if args.stock else 'protected'}",
+                protected=not args.stock,
                 port=port,
                 restart_server=args.restart_server,
                 run_dir=run_dir,
@@ -162,6 +173,8 @@ def run_demo(args: argparse.Namespace) -> int:
                 screen.say("stopping services, agents and Ray")
         lineage = verdict.surviving_steps(EventReader(run_dir).new())
         result = verdict.judge(lineage, json.loads(run.stream_file.read_text()))
+        audited = audit.of_run(run_dir)
+        agrees = audit.agrees(audited, result)
         verdict_file = run_dir / "verdict.json"
         verdict_file.write_text(
             json.dumps(
@@ -169,6 +182,7 @@ def run_demo(args: argparse.Namespace) -> int:
                     "protected": not args.stock,
                     "restart_server": args.restart_server,
                     "killed_after_step": args.plan.kill_after_step,
+                    "audit_agrees": agrees,
                     **result.as_json(),
                 },
                 indent=2,
@@ -177,7 +191,9 @@ def run_demo(args: argparse.Namespace) -> int:
         )
         screen.verdict(result, protected=not args.stock)
         screen.say(f"verdict written to {verdict_file}")
-        return 0 if args.stock or result.holds else 1
+        screen.say(f"`agl-async-ckpt audit {audit.checkpoints(run_dir)}` {'agrees' if agrees else 'DISAGREES'}")
+        screen.say(f"picture of the stream: {audit.draw(audited, run_dir)}", "bold")
+        return 0 if agrees and (args.stock or result.holds) else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:

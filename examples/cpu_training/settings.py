@@ -60,5 +60,16 @@ class Plan:
 
 
 def dataset_rows(num_inputs: int) -> list[dict[str, Any]]:
-    """The dataset: `num_inputs` rows, each with its id and whether its agents are slow."""
-    return [{"input_id": i, "question": f"{i}: say a vowel", "slow": i % SLOW_EVERY == 0} for i in range(num_inputs)]
+    """The dataset: `num_inputs` rows, each with its id and whether its agents are slow.
+
+    agent-lightning copies `extra_info.index` to the column `index`, which lets the ledger name positions.
+    """
+    return [
+        {
+            "input_id": i,
+            "question": f"{i}: say a vowel",
+            "slow": i % SLOW_EVERY == 0,
+            "extra_info": {"index": i},
+        }
+        for i in range(num_inputs)
+    ]

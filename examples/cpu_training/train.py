@@ -97,7 +97,7 @@ def settings(run_dir: Path, server_url: str, server_key: str, steps: int) -> dic
                 "num_gpus": 1,
                 "object_store_memory": 200 * 1024**2,
                 "include_dashboard": False,
-                "runtime_env": {"worker_process_setup_hook": "cpu_training.worker_hook.protected"},
+                "runtime_env": {"worker_process_setup_hook": "cpu_training.worker_hook.setup"},
             }
         },
     }

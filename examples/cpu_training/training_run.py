@@ -58,7 +58,7 @@ class TrainingRun:
         self,
         *,
         plan: Plan,
-        hook: str,
+        protected: bool,
         port: int,
         restart_server: bool,
         run_dir: Path,
@@ -67,7 +67,7 @@ class TrainingRun:
         screen: Screen,
     ) -> None:
         self._plan = plan
-        self._hook = hook
+        self._protected = protected
         self._restart_server = restart_server
         self._run_dir = run_dir
         self._processes = processes
@@ -136,7 +136,8 @@ class TrainingRun:
             *("--run-dir", str(self._run_dir)),
             *("--server-url", self._services.url, "--server-key", self._services.key),
             *("--steps", str(self._plan.steps), "--num-inputs", str(self._plan.num_inputs)),
-            f"ray_kwargs.ray_init.runtime_env.worker_process_setup_hook={self._hook}",
+            # Off, VERL's checkpoints stay as they are: the extension then only writes the ledger.
+            f"agentlightning.async_checkpoint.enabled={str(self._protected).lower()}",
         ]
         what = "starting the training driver" if life == 1 else "starting it again with resume_mode=auto"
         self._screen.say(f"{what} (life {life}; up to a minute until its first step; log: {log})", "bold")

@@ -9,19 +9,10 @@ from __future__ import annotations
 from cpu_training import cpu_backend, recording
 
 
-def protected() -> None:
-    """The run with the extension."""
+def setup() -> None:
+    """The run, with the extension on or off (`agentlightning.async_checkpoint.enabled`)."""
     cpu_backend.install()
     from agl_async_ckpt import worker
 
     worker.setup()
-    recording.install()
-
-
-def stock() -> None:
-    """The run without it: agent-lightning's own hook, as its `run_ppo` sets it by default."""
-    cpu_backend.install()
-    from agentlightning.verl.per_rollout_loss import register_in_worker
-
-    register_in_worker()
     recording.install()
