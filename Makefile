@@ -10,7 +10,7 @@ PYTEST  := $(BIN)/python -m pytest -n 2
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow soak test-matrix test-oldest lint types docs format clean
+.PHONY: help install demo test test-slow test-faults soak test-matrix test-oldest lint types docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,7 +33,11 @@ test: install ## run the default test suite  [ARGS="-k name"]
 
 test-slow: install ## run the tests that need real Ray or many processes
 	@echo "==> slow tests"
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not faults" $(ARGS)
+
+test-faults: install ## kill, refuse and cut off saves at every system call; needs strace, better as root with xfsprogs
+	@echo "==> fault suite"
+	@$(PYTEST) --dist worksteal -m faults tests/faults $(ARGS)
 
 soak: install ## kill -9 the rig N times at random moments, resume, compare  [N=1000 SEED=7]
 	@$(BIN)/python -W ignore -m tests.rig.kill_campaign $(or $(N),1000) $(if $(SEED),--seed $(SEED))

@@ -15,6 +15,7 @@ from tests.faults.checks import Judge, undurable  # noqa: E402
 from tests.faults.children import run_child  # noqa: E402
 from tests.faults.figures import Count  # noqa: E402
 from tests.faults.subjects import Subject  # noqa: E402
+from tests.faults.test_crash_points import trace  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tracing")
 
@@ -68,29 +69,35 @@ def fail(subject: Subject, call: Call, errno: str, judge: Judge) -> list[str]:
     return [f"{errno} at {call.at} ({ended.error or 'returned'}): {problem}" for problem in found]
 
 
-@pytest.mark.parametrize(("name", "choose"), [("writer next", every_error), ("trainer next", an_error_of_each_family)])
+CASES = [("writer next", every_error, 150), ("trainer next", an_error_of_each_family, 60)]
+NUM_PARTS = 3
+"""So that two processes share the work."""
+
+
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+@pytest.mark.parametrize(("name", "choose", "at_least"), CASES, ids=[name.replace(" ", "-") for name, *_ in CASES])
 def test_error_of_any_call_costs_at_most_the_save(
     name: str,
     choose: Callable[[list[Call]], Iterator[tuple[Call, str]]],
+    at_least: int,
+    part: int,
     subject_named: SubjectNamed,
     count: Count,
 ) -> None:
     """C21: nothing is swallowed; a tracker that names N means a whole N, else the checkpoint before resumes exactly."""
     subject = subject_named(name)
-    calls = run_child(subject.save, trace_in=subject.folder).calls
-    cases = list(choose(calls))
+    cases = list(choose(trace(subject)))[part::NUM_PARTS]
     judge = Judge(subject)
     problems = [problem for call, errno in cases for problem in fail(subject, call, errno, judge)]
     assert not problems, "\n".join(problems)
-    assert len(cases) >= 190
+    assert len(cases) >= at_least
     count("injected errors", len(cases))
 
 
 def test_error_says_what_was_not_published(subject_named: SubjectNamed) -> None:
     """A full disk while the input file is written: a StateWriteError with path and number."""
     subject = subject_named("trainer next")
-    calls = run_child(subject.save, trace_in=subject.folder).calls
-    write = next(call for call in calls if call.name == "write" and "agentlightning_input.pt" in call.paths[0])
+    write = next(call for call in trace(subject) if call.name == "write" and "agentlightning_input.pt" in call.paths[0])
     subject.reset()
     ended = run_child(subject.save, inject=f"write:error=ENOSPC:when={write.nth}")
     assert ended.is_os_error
