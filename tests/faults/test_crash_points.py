@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("tracing")
 
 SubjectNamed = Callable[[str], Subject]
 
-EVERY_CALL = ["writer next", "writer again", "trainer next"]
-CHANGES_ONLY = ["writer first", "trainer first", "trainer again", "trainer keep_one"]
+EVERY_CALL = ["writer next", "trainer next"]
+CHANGES_ONLY = ["writer first", "writer again", "trainer first", "trainer again", "trainer keep_one"]
 """A kill before a call that only looks leaves what the kill before it has left; the subjects above show it."""
 
 

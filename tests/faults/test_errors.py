@@ -10,12 +10,12 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
-from tests.faults.calls import ERRNOS, LOOKING, Call  # noqa: E402
+from tests.faults.calls import ERRNOS, Call  # noqa: E402
 from tests.faults.checks import Judge, undurable  # noqa: E402
 from tests.faults.children import run_child  # noqa: E402
 from tests.faults.figures import Count  # noqa: E402
 from tests.faults.subjects import Subject  # noqa: E402
-from tests.faults.test_crash_points import trace  # noqa: E402
+from tests.faults.test_crash_points import changes, trace  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tracing")
 
@@ -32,22 +32,28 @@ FAMILIES = (
 
 
 def every_error(calls: list[Call]) -> Iterator[tuple[Call, str]]:
-    """Each call with each error that it can return."""
+    """Each call that changes something with each error that it can return, the others with one, in turn."""
+    turn = 0
     for call in calls:
-        for errno in ERRNOS[call.name]:
-            yield call, errno
+        errnos = ERRNOS[call.name]
+        if changes(call):
+            yield from ((call, errno) for errno in errnos)
+        else:
+            turn += 1
+            yield call, errnos[turn % len(errnos)]
 
 
 def an_error_of_each_family(calls: list[Call]) -> Iterator[tuple[Call, str]]:
-    """Each call with one error of each family that it can return, in turn; one in all for calls that only look."""
-    turns: dict[tuple[str, int], int] = {}
+    """Each call that changes something with one error of each family, in turn, the others with one, in turn."""
+    turn = 0
     for call in calls:
-        families = [[errno for errno in ERRNOS[call.name] if errno in family] for family in FAMILIES]
-        if call.name in LOOKING or call.name == "close":
-            families = [[errno for family in families for errno in family]]
-        for number, family in enumerate(families):
+        errnos = ERRNOS[call.name]
+        families = (
+            [[errno for errno in errnos if errno in family] for family in FAMILIES] if changes(call) else [errnos]
+        )
+        for family in families:
             if family:
-                turn = turns[call.name, number] = turns.get((call.name, number), -1) + 1
+                turn += 1
                 yield call, family[turn % len(family)]
 
 
@@ -69,7 +75,7 @@ def fail(subject: Subject, call: Call, errno: str, judge: Judge) -> list[str]:
     return [f"{errno} at {call.at} ({ended.error or 'returned'}): {problem}" for problem in found]
 
 
-CASES = [("writer next", every_error, 150), ("trainer next", an_error_of_each_family, 60)]
+CASES = [("writer next", every_error, 80), ("trainer next", an_error_of_each_family, 60)]
 NUM_PARTS = 3
 """So that two processes share the work."""
 
