@@ -110,6 +110,33 @@ def rows_yielded(state: Mapping[str, Any]) -> int | None:
     return int(sampler_state["samples_yielded"])
 
 
+def next_rows(trainer: Any, state: Mapping[str, Any], num: int) -> list[int] | None:
+    """Data set rows that the loader hands out next in its pass, as this torch draws them; None if it cannot be told.
+
+    A state holds the generator and not the order: another torch could draw another order from it.
+
+    Args:
+        trainer: With the loader that `state` is of, or is to be loaded into.
+        state: `StatefulDataLoader.state_dict()`.
+        num: How many at most.
+    """
+    import torch
+    from torch.utils.data import SequentialSampler
+    from torchdata.stateful_dataloader.sampler import RandomSampler
+
+    sampler, rows = trainer.train_dataloader.sampler, rows_yielded(state)
+    if rows is None or pass_has_ended(state):
+        return None
+    num_rows = len(sampler)
+    if type(sampler) is SequentialSampler:
+        return list(range(rows, min(rows + num, num_rows)))
+    if type(sampler) is not RandomSampler or sampler.replacement or num_rows != len(sampler.data_source):  # pyright: ignore[reportArgumentType]
+        return None
+    generator = torch.Generator()
+    generator.set_state(_main_state(state)["_sampler_iter_state"]["sampler_iter_state"]["generator"])
+    return torch.randperm(num_rows, generator=generator)[rows : rows + num].tolist()
+
+
 def loaded_loader_state(trainer: Any) -> Mapping[str, Any] | None:
     """The loader state that VERL has loaded and that no iterator has taken up yet; None if it has loaded none.
 

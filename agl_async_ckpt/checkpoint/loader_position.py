@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from agl_async_ckpt import capture
 from agl_async_ckpt.checkpoint.fingerprint import LOADER_BATCH, NUM_WORKERS, Difference
 from agl_async_ckpt.exceptions import StateMismatchError, aligned
-from agl_async_ckpt.state import Batch, InputState, num_rows
+from agl_async_ckpt.state import Batch, Fingerprint, InputState, num_rows
 
 log = logging.getLogger(__name__)
+
+NEXT_ROWS = "next rows of the epoch"
+NUM_NEXT_ROWS = 8
 
 
 def loader_differences(trainer: Any, state: InputState) -> list[Difference]:
@@ -32,6 +36,28 @@ def loader_differences(trainer: Any, state: InputState) -> list[Difference]:
     if obstacle is None:
         return []
     return [Difference(name, saved, current, obstacle) for name, saved, current in changes if saved != current]
+
+
+def with_next_rows(trainer: Any, fingerprint: Fingerprint, loader_state: Mapping[str, Any]) -> Fingerprint:
+    """Return the fingerprint of a save: with the rows that the loader would hand out next."""
+    rows = capture.next_rows(trainer, loader_state, NUM_NEXT_ROWS)
+    return fingerprint if rows is None else replace(fingerprint, recorded={**fingerprint.recorded, NEXT_ROWS: rows})
+
+
+def order_differences(trainer: Any, state: InputState) -> list[Difference]:
+    """List the rows that come next, if this torch draws others from the saved generator than the one that saved it.
+
+    To be asked where nothing else differs: another data set has another order anyway.
+    """
+    saved = state.fingerprint.recorded.get(NEXT_ROWS)
+    if saved is None:
+        return []
+    current = capture.next_rows(trainer, state.loader_state, NUM_NEXT_ROWS)
+    if current is None or current == saved:
+        return []
+    versions = state.written_by.get("torch"), capture.written_by().get("torch")
+    reason = "the saved generator gives another order with torch {1} than with {0}".format(*versions)
+    return [Difference(NEXT_ROWS, saved, current, reason)]
 
 
 def open_loader(trainer: Any, state: InputState) -> Batch | None:

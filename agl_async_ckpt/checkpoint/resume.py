@@ -12,7 +12,7 @@ from agl_async_ckpt import capture
 from agl_async_ckpt.checkpoint.decision import Position
 from agl_async_ckpt.checkpoint.fingerprint import differences, explain
 from agl_async_ckpt.checkpoint.first_pull import FirstPull
-from agl_async_ckpt.checkpoint.loader_position import loader_differences, open_loader
+from agl_async_ckpt.checkpoint.loader_position import loader_differences, open_loader, order_differences
 from agl_async_ckpt.checkpoint.locate import decide, follow, locate, output_folder, verl_choice
 from agl_async_ckpt.checkpoint.report import ResumeReport
 from agl_async_ckpt.checkpoint.retention import remove_leftovers
@@ -137,6 +137,7 @@ def _fits(trainer: Any, session: Session, state: InputState, step_dir: Path) -> 
         StateMismatchError: It does not fit, and is not to be dropped.
     """
     found = [*differences(state.fingerprint, session.fingerprint), *loader_differences(trainer, state)]
+    found = found or order_differences(trainer, state)
     if not found:
         return True
     text = explain(found, state, step_dir)

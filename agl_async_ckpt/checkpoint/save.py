@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt import capture
+from agl_async_ckpt.checkpoint.loader_position import with_next_rows
 from agl_async_ckpt.checkpoint.retention import keep_one_more, remove_surplus, remove_unusable_inputs
 from agl_async_ckpt.checkpoint.session import Session
 from agl_async_ckpt.exceptions import ActivationError, ForeignFormatError, StateFormatError
@@ -39,7 +40,7 @@ def take_state(trainer: Any, session: Session) -> InputState:
         buffered_batch=capture.buffered_batch(trainer),
         carry_over=() if dropped else groups,
         rng_state=rng,
-        fingerprint=session.fingerprint,
+        fingerprint=with_next_rows(trainer, session.fingerprint, loader_state),
         run_id=session.run.run_id,
         parent_run_id=session.run.parent_run_id,
         written_by=capture.written_by(),

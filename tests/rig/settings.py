@@ -20,6 +20,8 @@ class RunSettings:
         A: `async_train_batch_size`, prompt groups active per step; ignored if `async_mode` is False.
         mini_batch: `ppo_mini_batch_size`; 1 drops no sample, ever.
         extension: The section `agentlightning.async_checkpoint`, or None to leave it out.
+        text: What the question of each row begins with.
+        columns: Further columns of the dataset.
         payload: `plain`, or `rich` for tensor, numeric numpy, object numpy and list columns.
         overrides: Further dotlist overrides, applied last.
     """
@@ -44,6 +46,8 @@ class RunSettings:
     async_save: bool = False
     mini_batch: int = 1
     val_before_train: bool = False
+    text: str = "question"
+    columns: tuple[str, ...] = ()
     payload: str = "plain"
     overrides: tuple[str, ...] = ()
 
@@ -56,12 +60,20 @@ class RunSettings:
         """The inverse of `to_json`."""
         values = json.loads(text)
         values["overrides"] = tuple(values["overrides"])
+        values["columns"] = tuple(values["columns"])
         return cls(**values)
 
 
 def dataset_rows(settings: RunSettings) -> list[dict[str, Any]]:
     """(n,) rows; `extra_info.index`, which agent-lightning copies to `index`, is the row id."""
-    return [{"question": f"question {row}", "extra_info": {"index": row}} for row in range(settings.n)]
+    return [
+        {
+            "question": f"{settings.text} {row}",
+            "extra_info": {"index": row},
+            **{name: f"{name} of {row}" for name in settings.columns},
+        }
+        for row in range(settings.n)
+    ]
 
 
 @functools.cache

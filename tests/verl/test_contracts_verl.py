@@ -204,17 +204,17 @@ def rest(trainer: Any) -> list[list[int]]:
 
 
 @NUM_WORKERS
-def test_loader_state_counts_the_batches_that_were_handed_out(num_workers: int) -> None:
+def test_loader_state_counts_the_rows_that_were_handed_out(num_workers: int) -> None:
     """From the keys of its single- and multi-process states, at each position of a pass."""
     trainer = holder(loader(num_workers))
     iterator = iter(trainer.train_dataloader)
     for position in range(6):
         state = capture.loader_state(trainer)
-        assert capture.num_batches_yielded(state) == position, torchdata(
-            "the state tells how many batches were yielded"
-        )
+        assert capture.rows_yielded(state) == 2 * position, torchdata("the state tells how many rows were yielded")
+        assert not capture.pass_has_ended(state)
         assert capture.is_exhausted(trainer, state) == (position == 5)
         next(iterator, None)
+    assert capture.pass_has_ended(capture.loader_state(trainer))
     assert capture.is_exhausted(trainer, capture.loader_state(trainer)), torchdata(
         "the state tells that a pass has ended"
     )
@@ -234,7 +234,7 @@ def test_loader_continues_at_a_restored_state(num_workers: int, position: int) -
 
 
 def test_loader_state_of_another_number_of_workers_is_refused() -> None:
-    """At the restore, and not at the first pull."""
+    """At the restore, and not at the first pull; `state_for_workers` makes it fit."""
     state = loader(2).state_dict()
     with pytest.raises(StateMismatchError, match="does not fit this run's loader"):
         capture.restore_loader(holder(loader(0)), state)

@@ -407,56 +407,6 @@ def test_file_of_a_newer_version_is_refused(
     refused(by_path(run, saved[1] / "global_step_3"), saved[1], server, UnsupportedVersionError, r"(?s)99")
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"n": 16}, "dataset length"),
-        ({"seed": 9}, r"data\.seed"),
-        ({"shuffle": False}, r"data\.shuffle"),
-        ({"num_workers": 2}, r"data\.dataloader_num_workers"),
-    ],
-)
-def test_changed_settings_are_refused_by_name(
-    run: RunSettings, saved: tuple[Life, Path], server: AglServer, change: dict[str, Any], name: str
-) -> None:
-    """C18: what would move the stream is refused before the first step, with both values."""
-    _, folder = saved
-    refused(replace(run, **change), folder, server, StateMismatchError, name)
-
-
-def test_reset_drops_the_position_as_a_whole(run: RunSettings, saved: tuple[Life, Path], server: AglServer) -> None:
-    """on_mismatch=reset goes on with step and weights, at the first row of the changed inputs, and counts the loss."""
-    _, folder = saved
-    changed = replace(run, seed=9, extension={"on_mismatch": "reset"})
-    second = run_life(changed, folder, server.url, stop_after_step=4)
-    assert second.start == 3
-    assert second.weights == {"actor": 3}
-    assert len(second.pulls[4]) == run.A
-    assert any("2 prompt groups in flight" in warning for warning in second.warnings)
-
-
-@pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("change", [{"n": 16}, {"seed": 9}, {"shuffle": False}, {"num_workers": 2}])
-def test_reset_begins_the_changed_inputs_at_their_first_row(
-    run: RunSettings,
-    saved: tuple[Life, Path],
-    server: AglServer,
-    tmp_path: Path,
-    change: dict[str, Any],
-    step: int,
-) -> None:
-    """on_mismatch=reset drops the loader position that VERL saved beside ours, wherever in an epoch it was."""
-    changed = replace(run, **change)
-    truth = uninterrupted(changed, server)
-    folder = rewind(saved[1], tmp_path / "reset", step)
-    second = run_life(
-        replace(changed, extension={"on_mismatch": "reset"}), folder, server.url, stop_after_step=step + 1
-    )
-    assert second.start == step
-    assert second.steps[step + 1].pulled == truth.steps[1].pulled
-    assert second.steps[step + 1].epoch == 1
-
-
 def test_reset_keeps_the_generators(run: RunSettings, saved: tuple[Life, Path], server: AglServer) -> None:
     """on_mismatch=reset drops the position, not the driver's generators: they are put back with step and weights."""
     from agl_async_ckpt.storage.commit import load_state
@@ -473,20 +423,6 @@ def test_reset_keeps_the_generators(run: RunSettings, saved: tuple[Life, Path], 
     random.seed(99)
     run_life(replace(run, seed=9, extension={"on_mismatch": "reset"}), saved[1], server.url, die_at=at_first_pull)
     assert states == [kept.python]
-
-
-@pytest.mark.parametrize("b", [2, 6])
-def test_changed_batch_sizes_keep_the_place(server: AglServer, tmp_path: Path, b: int) -> None:
-    """C19: with another train_batch_size the stream goes on at the same row of the same order."""
-    run = settings("24/4/8", shuffle=True, epochs=2)
-    truth = uninterrupted(run, server)
-    first = run_life(run, tmp_path, server.url, stop_after_step=2)
-    second = run_life(replace(run, B=b, A=8 + b), tmp_path, server.url)
-    pulled = rows_pulled(lineage(first, second))
-    expected = rows_pulled(truth.steps)
-    assert pulled[:24] == expected[:24]
-    common = min(len(pulled), len(expected))
-    assert pulled[:common] == expected[:common]
 
 
 # --- saves --------------------------------------------------------------------------------------------------------
