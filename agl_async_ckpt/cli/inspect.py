@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import stat
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -142,11 +143,17 @@ def _print(target: Target, rows: list[Row]) -> None:
     if not rows:
         output.say(no_checkpoints(target.path))
     else:
-        now = time.time()
+        now, drawn = time.time(), output.is_terminal(sys.stdout)
         headers = ("step", "epoch", *NUMBERS[1:], "run", "version", "state")
         output.print_table(
-            headers, [_cells(row, trailer, now) for row, trailer in rows], right=NUMBERS, spare=("version", "run")
+            headers,
+            [_cells(row, trailer, now, drawn) for row, trailer in rows],
+            right=NUMBERS,
+            spare=("version", "run", "age", "size", "finished"),
         )
+        for row, _ in rows if drawn else ():
+            if not row["complete"]:
+                output.say(f"Step {row['step']}: {_problems(row)}")
         output.say()
     if target.kind != "file":
         output.say(tracker_text(target.folder))
@@ -154,11 +161,13 @@ def _print(target: Target, rows: list[Row]) -> None:
         output.say(f"Run {run_id}, {'step' if len(steps) == 1 else 'steps'} {_ranges(steps)}: written by {versions}.")
 
 
-def _cells(row: dict[str, Any], trailer: Trailer | None, now: float) -> list[object]:
+def _problems(row: dict[str, Any]) -> str:
     place = str(row["path"])
-    problems = "; ".join(
-        problem.replace(f"{place}/", "").replace(place, Path(place).name) for problem in row["problems"]
-    )
+    name = Path(place).name
+    return "; ".join(problem.replace(f"{place}/", "").replace(place, name) for problem in row["problems"])
+
+
+def _cells(row: dict[str, Any], trailer: Trailer | None, now: float, drawn: bool) -> list[object]:
     return [
         f"{row['step']}{' *' if row['selected'] else '  '}",
         trailer and f"{trailer.epoch}{' (exhausted)' if trailer.exhausted else ''}",
@@ -170,7 +179,8 @@ def _cells(row: dict[str, Any], trailer: Trailer | None, now: float) -> list[obj
         trailer and output.duration(now - trailer.saved_at),
         trailer and trailer.run_id[:8],
         trailer and trailer.written_by.get("agl-async-ckpt"),
-        "complete" if row["complete"] else problems,
+        # A drawn column would fold a long text into a tower; the texts follow below the table.
+        "complete" if row["complete"] else "incomplete" if drawn else _problems(row),
     ]
 
 

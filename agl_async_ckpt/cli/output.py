@@ -11,9 +11,9 @@ import os
 import sys
 import unicodedata
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
-MAX_FIRST_WIDTH = 24
+SHORT_WIDTH = 14
 """Columns up to this width keep to one line on a terminal; wider ones are folded."""
 
 
@@ -63,8 +63,12 @@ def error(text: object) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Write JSON. ASCII, so no character of it can steer a terminal."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=True) + "\n")
+    """Write JSON, the items of a list one a line. ASCII, so no character of it can steer a terminal."""
+    if isinstance(value, list):  # without indentation the encoder is in C
+        text = ",\n".join(json.dumps(item) for item in cast("list[Any]", value))
+        sys.stdout.write(f"[\n{text}\n]\n" if text else "[]\n")
+    else:
+        sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def print_table(
@@ -156,15 +160,16 @@ def _print_rich(
     widths = [max(map(display_width, column)) for column in zip(headers, *rows, strict=True)]
     shown = list(range(len(headers)))
     for name in spare:
-        if sum(min(widths[index], MAX_FIRST_WIDTH) + 2 for index in shown) > console.width:
+        if sum(min(widths[index], 2 * SHORT_WIDTH) + 2 for index in shown) > console.width:
             shown.remove(headers.index(name))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, header_style="bold")
     for index in shown:
         table.add_column(
             Text(headers[index]),
             justify="right" if headers[index] in right else "left",
             overflow="fold",
-            no_wrap=widths[index] <= MAX_FIRST_WIDTH,
+            no_wrap=widths[index] <= SHORT_WIDTH,
+            min_width=min(widths[index], SHORT_WIDTH),
         )
     for row in rows:
         table.add_row(*(Text(row[index]) for index in shown))  # Text: nothing in the data is markup

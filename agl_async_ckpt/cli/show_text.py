@@ -16,6 +16,7 @@ from agl_async_ckpt.storage.trailer import Trailer
 
 DEFAULT_COLUMNS = 4
 TEXT_WIDTH = 40
+ID_WIDTH = 9
 
 
 def print_state(
@@ -97,7 +98,7 @@ def _print_in_flight(
     columns = _columns(wanted, inputs[0])
     table = [
         [
-            group.data_id,
+            output.cut(group.data_id, ID_WIDTH),
             group.step,
             output.duration(age_s(group, trailer)),
             f"{_num_finished(group)} of {len(group.rollouts)}",
@@ -105,8 +106,8 @@ def _print_in_flight(
         ]
         for group, row in zip(state.carry_over[:limit], inputs, strict=False)
     ]
-    headers = ("data_id", "enqueued in step", "age", "finished", *(f"input.{name}" for name in columns))
-    output.print_table(headers, table, right=("enqueued in step", "age"), spare=("age", "finished"))
+    headers = ("data_id", "step", "age", "finished", *columns)
+    output.print_table(headers, table, right=("step", "age"), spare=("age", "finished"))
     _print_rest(state.num_in_flight, limit, len(columns), len(inputs[0]))
 
 

@@ -25,7 +25,7 @@ def test_position_rows_and_groups_are_shown(cli: Cli, out: Path) -> None:
     assert "In flight: 1 prompt group, oldest first." in text
     (line,) = [line for line in text.splitlines() if line.startswith("data-7")]
     assert line.split()[1] == "6"
-    assert line.endswith(" d  1 of 2    7+7?            3")
+    assert line.endswith(" d  1 of 2    7+7?      3")
     (out / TRACKER_NAME).write_text("4")
     assert "step 4 of run" in cli("show", out).out
 
