@@ -188,9 +188,11 @@ class Session:
             result: What `_train_step` returned: None, or (metrics, training batch).
         """
         if self.ledger is not None:
-            in_flight = self.in_flight.everything(capture.carry_over(trainer))
+            in_flight = capture.carry_over(trainer)  # oldest first, as the manager leaves it
+            if self.in_flight.waiting:
+                in_flight = self.in_flight.everything(in_flight)
             # agent-lightning puts the data id of a row's prompt group there.
-            trained = () if result is None else result[1].non_tensor_batch["uid"]
+            trained = None if result is None else result[1].non_tensor_batch["uid"]
             self.ledger.step_done(trainer, in_flight, trained)
         if self.active and result is not None:
             self._step_metrics = result[0]

@@ -29,7 +29,7 @@ COLOURS = {
     Cell.LOST: "#d55e00",
 }
 LABELS = {
-    Cell.PULLED: "pulled",
+    Cell.PULLED: "pulled or buffered",
     Cell.IN_FLIGHT: "in flight",
     Cell.TRAINED: "trained in this step",
     Cell.DONE: "trained before",

@@ -34,6 +34,11 @@ def key_of(rollout: Any) -> GroupKey:
     return int(rollout.step), int(rollout.sample_idx_in_step)
 
 
+def _keys(rollouts: Iterable[Any]) -> list[GroupKey]:
+    """Keys of the prompt groups of `rollouts`, each once, in order."""
+    return [key_of(rollout) for rollout in {rollout.data_id: rollout for rollout in rollouts}.values()]
+
+
 class Recorder:
     """Writes the ledger of one life.
 
@@ -76,8 +81,8 @@ class Recorder:
         if in_flight:
             self._names = self._recalled(in_flight, _read(resumed_from.parent) if resumed_from and is_fork else own)
         self._buffered = batch_names(capture.buffered_batch(trainer), 0, with_position=self._positions)
-        self._in_flight = self._named(in_flight)
-        self._completed: dict[str, GroupKey] = {}
+        self._in_flight = [self._name(key) for key in _keys(in_flight)]
+        self._completed: dict[Any, GroupKey] = {}
         self._pulled: list[InputName] = []
         loader = trainer.train_dataloader
         start = Start(
@@ -118,20 +123,21 @@ class Recorder:
 
     def completed(self, rollouts: Iterable[Any]) -> None:
         """Note the `CompletedRollout`s that a step has got back."""
-        self._completed = {str(rollout.data_id): key_of(rollout) for rollout in rollouts}
+        groups = {rollout.data_id: rollout for rollout in rollouts}
+        self._completed = {data_id: key_of(rollout) for data_id, rollout in groups.items()}
 
-    def step_done(self, trainer: Any, in_flight: Iterable[Any], trained_data_ids: Iterable[Any]) -> None:
+    def step_done(self, trainer: Any, in_flight: Sequence[Any], trained_data_ids: Any) -> None:
         """Write the line of a step.
 
         Args:
             trainer: The trainer, at the end of `_train_step`.
             in_flight: Every `EnqueuedRollout` that is not trained, oldest first.
-            trained_data_ids: Of the rows of the training batch; none if the step had no batch.
+            trained_data_ids: (num_rows,) array of the data ids of the training batch; None if there was none.
         """
-        used = {str(data_id) for data_id in trained_data_ids}
+        used = set() if trained_data_ids is None else set(trained_data_ids.tolist())
         names = {data_id: self._name(key) for data_id, key in self._completed.items()}
-        items = list(in_flight)
-        self._in_flight = self._named(items)
+        still = _keys(in_flight)
+        self._in_flight = [self._name(key) for key in still]
         self._writer.append(
             Step(
                 run_id=self._run_id,
@@ -149,8 +155,7 @@ class Recorder:
             )
         )
         self._last_step = int(trainer.global_steps)
-        still = {key_of(item) for item in items}
-        self._names = {key: name for key, name in self._names.items() if key in still}
+        self._names = {key: self._names[key] for key in still if key in self._names}
         self._completed, self._pulled, self._drawn = {}, [], ()
 
     def sync(self) -> None:
@@ -173,10 +178,6 @@ class Recorder:
 
     def _name(self, key: GroupKey) -> InputName:
         return self._names.get(key, "unknown")
-
-    def _named(self, rollouts: Iterable[Any]) -> list[InputName]:
-        """Names of the prompt groups of `rollouts`, each once, in order."""
-        return [self._name(key) for key in dict.fromkeys(map(key_of, rollouts))]
 
     def _recalled(self, rollouts: Sequence[Any], source: Ledger | None) -> dict[GroupKey, InputName]:
         """Names of prompt groups that an earlier life has pulled.

@@ -12,6 +12,7 @@ LIGHT = [
     "state",
     "exceptions",
     *(f"storage.{name}" for name in ("container", "trailer", "layout", "files", "writer", "seal", "steps")),
+    *(f"ledger.{name}" for name in ("audit", "reader", "writer", "plot")),
 ]
 HEAVY = ["torch", "numpy", "pickle", "ray", "verl", "agentlightning", "torchdata", "pydantic"]
 

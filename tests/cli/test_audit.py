@@ -1,0 +1,122 @@
+"""`audit`: exit codes, output for people and for programs, pictures, and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agl_async_ckpt.storage.layout import LEDGER_NAME
+from tests.cli.conftest import Cli
+from tests.ledger.story import Story, dataset
+
+RUNS = Path(__file__).parents[1] / "ledger" / "demo_runs"
+
+
+def sound() -> Story:
+    """A run that has resumed exactly."""
+    return Story(dataset(30), 2, 5).start().steps(5).start(3, resume="exact").steps(4).end()
+
+
+def lossy() -> Story:
+    """A run that lost what was pulled."""
+    story = Story(dataset(30), 2, 5).start().steps(5)
+    return story.start(3, resume="verl", lose_in_flight=True, lose_buffered=True).steps(4)
+
+
+def test_audit_of_a_sound_run_is_0_and_of_a_lossy_one_1(cli: Cli, tmp_path: Path) -> None:
+    """With the lost rows by name, the step and the life."""
+    result = cli("audit", sound().write(tmp_path / "sound"))
+    assert (result.code, result.err) == (0, "")
+    assert "nothing lost, nothing repeated" in result.out
+    assert "Training is over" in result.out
+    result = cli("audit", lossy().write(tmp_path / "lossy"))
+    assert (result.code, result.err) == (1, "")
+    assert "3 inputs in flight at step 3 were lost at the resume of life 2" in result.out
+    assert "Dataset rows: 6, 7, 8" in result.out
+    assert "4 lost, 0 repeated" in result.out
+    assert "2 steps thrown away" in result.out
+
+
+def test_audit_json_holds_what_the_text_says(cli: Cli, tmp_path: Path) -> None:
+    """One object."""
+    result = cli("audit", lossy().write(tmp_path), "--json")
+    values = result.json()
+    assert (result.code, values["holds"], values["last_step"], values["lives"]) == (1, False, 7, 2)
+    assert [len(problem["inputs"]) for problem in values["problems"]] == [3, 1]
+    epoch = values["epochs"][0]
+    assert epoch["trained_0"] + epoch["trained_1"] + epoch["trained_2_or_more"] == epoch["num_inputs"] == 30
+    assert len(epoch["lost"]) == 4
+
+
+def test_audit_takes_the_ledger_itself_and_a_step_folder(cli: Cli, tmp_path: Path) -> None:
+    """What a user has at hand."""
+    folder = sound().write(tmp_path)
+    (folder / "global_step_3").mkdir()
+    assert cli("audit", folder / LEDGER_NAME).code == 0
+    assert cli("audit", folder / "global_step_3").code == 0
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "html"])
+def test_audit_draws_a_picture(cli: Cli, tmp_path: Path, suffix: str) -> None:
+    """And says where."""
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / f"stream.{suffix}"
+    result = cli("audit", sound().write(tmp_path), "--plot", picture)
+    assert (result.code, result.err) == (0, "")
+    assert str(picture) in result.out
+    assert picture.stat().st_size > 1000
+
+
+def test_audit_of_a_run_that_is_writing_looks_at_what_is_whole(cli: Cli, tmp_path: Path) -> None:
+    """The file grows, and its last line is not finished."""
+    story = Story(dataset(30), 2, 5).start().steps(3)
+    path = story.write(tmp_path) / LEDGER_NAME
+    path.write_bytes(path.read_bytes()[:-20])
+    result = cli("audit", tmp_path)
+    assert result.code == 0
+    assert "steps 1 to 2" in result.out
+    assert "unfinished" in result.out
+    assert "goes on, or was killed" in result.out
+
+
+def test_bad_input_is_one_paragraph_without_a_traceback(cli: Cli, tmp_path: Path) -> None:
+    """No path, a folder without a ledger, no ledger at all in the file, a picture of an unknown kind."""
+    folder = sound().write(tmp_path / "sound")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / LEDGER_NAME).write_bytes(b"\x80\x81\n\xff")
+    cases = [
+        (("audit", tmp_path / "nothing"), 2, "no such path"),
+        (("audit", tmp_path / "empty"), 2, LEDGER_NAME),
+        (("audit", tmp_path / "damaged"), 1, "is no ledger"),
+        (("audit", folder, "--plot", tmp_path / "x.pdf"), 2, ".png, .svg, .html"),
+        (("audit", folder, "--plot", tmp_path / "no" / "x.png"), 2, "No such file"),
+        (("audit",), 2, "PATH"),
+    ]
+    for arguments, code, text in cases:
+        result = cli(*arguments)
+        assert (result.code, result.out) == (code, ""), arguments
+        assert text in result.err
+        assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("name", ["stock", "protected"])
+def test_audit_of_a_real_run_of_the_demo_says_what_its_verdict_says(cli: Cli, name: str) -> None:
+    """Ledger and verdict of `make demo`: the recorder that the verdict comes from knows nothing of the ledger."""
+    verdict = json.loads((RUNS / name / "verdict.json").read_text())
+    result = cli("audit", RUNS / name, "--json")
+    values = result.json()
+    assert result.code == (0 if verdict["holds"] else 1)
+    lost = [int(each.partition("@")[2]) for problem in values["problems"] for each in problem["inputs"]]
+    assert sorted(lost) == verdict["lost"]
+    assert bool(lost) == (name == "stock")
+    (epoch,) = values["epochs"]
+    assert epoch["repeated"] == [] == verdict["repeated"]
+    assert [int(each.partition("@")[2]) for each in epoch["in_flight_at_end"]] == verdict["in_flight"]
+    assert [int(each.partition("@")[2]) for each in epoch["buffered_at_end"]] == verdict["buffered"]
+    assert epoch["trained_1"] == len(verdict["trained_once"])
+    where = {int(each.partition("@")[2]): problem for problem in values["problems"] for each in problem["inputs"]}
+    for row, place in verdict["lost_where"].items():
+        assert place in where[int(row)]["text"]
