@@ -123,13 +123,13 @@ def read_small(path: Path, max_bytes: int) -> bytes:
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
+        info = os.fstat(fd)
+        if stat.S_ISDIR(info.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         with os.fdopen(fd, "rb", closefd=False) as file:
-            data = file.read(max_bytes + 1)
+            data = file.read(min(info.st_size, max_bytes) + 1)  # a bound alone would be allocated
     finally:
         os.close(fd)
     if len(data) > max_bytes:
