@@ -70,7 +70,7 @@ def _print(reports: list[Report], beside: Report | None) -> None:
         output.say(f"{report.path}: {_verdict(report)}")
         _print_findings(report)
     if beside is not None:
-        output.say(f"{beside.path}: {_verdict(beside)}")
+        output.say(f"{beside.path}: {'tracker and run file sound' if beside.sound else _verdict(beside)}")
         _print_findings(beside)
         num_sound = sum(report.sound for report in reports)
         output.say(f"{plural(len(reports), 'step')}, {num_sound} sound.")

@@ -20,7 +20,7 @@ def test_sound_run_is_said_to_be_sound(cli: Cli, out: Path) -> None:
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines() == [
         *(f"{out}/global_step_{n}: sound (epoch 1, 2 buffered inputs, 1 prompt group in flight)" for n in (2, 4, 6)),
-        f"{out}: sound",
+        f"{out}: tracker and run file sound",
         "3 steps, 3 sound.",
     ]
 
@@ -150,7 +150,7 @@ def test_run_without_a_save_yet_is_sound(cli: Cli, out: Path) -> None:
     """Its folder is a run's; there is nothing wrong with it."""
     DAMAGES["no_steps_and_no_tracker"](out)
     result = cli("verify", out)
-    assert (result.code, result.out) == (0, f"{out}: sound\n0 steps, 0 sound.\n")
+    assert (result.code, result.out) == (0, f"{out}: tracker and run file sound\n0 steps, 0 sound.\n")
 
 
 @pytest.mark.parametrize("name", sorted(DAMAGES))
