@@ -22,7 +22,7 @@ def problems_after(subject: Subject, ended: Ended, *, power_cut: bool = False) -
     """Everything that must hold in the folder once a save has ended in any way, and at the next start.
 
     - Each step's input file is one of the states that were committed there, or absent where none had been published.
-    - A tracker that names a step names one that is whole.
+    - A tracker that names a step names one that is whole, unless VERL wrote it over a fault and the save said so.
     - The next start takes the step it would have taken before the save, or the saved one; the latter if the save
       returned. Weights, position and the rest of the stream are those of that step.
     - Nothing is left behind that is named like a temporary file.
@@ -34,7 +34,7 @@ def problems_after(subject: Subject, ended: Ended, *, power_cut: bool = False) -
     """
     found = torn_reads(subject)
     tracker = read_tracker(subject.folder)
-    if isinstance(tracker, int) and not (power_cut and not ended.returned):
+    if isinstance(tracker, int) and not (power_cut and not ended.returned) and ended.error is None:
         info = inspect_step(subject.folder / step_name(tracker), tracker)
         # A step that is saved again is rebuilt in place: until its new data.pt is there the tracker's old word is void.
         if not info.complete and not (tracker == subject.step == subject.before):

@@ -11,7 +11,7 @@ import shutil
 import types
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
@@ -20,7 +20,7 @@ from agl_async_ckpt.checkpoint.decision import decide_latest
 from agl_async_ckpt.checkpoint.locate import follow
 from agl_async_ckpt.checkpoint.retention import remove_leftovers
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.storage import commit, files, models, seal
+from agl_async_ckpt.storage import commit, files, models, run_identity, seal
 from agl_async_ckpt.storage.commit import load_state
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME, step_name
 from tests.faults.children import run_child
@@ -110,6 +110,7 @@ class WriterSubject:
         self.before = {"first": 0, "next": STEP - 1, "again": STEP}[kind]
         self._template = base / "template"
         self._template.mkdir(parents=True)
+        run_identity.note_first_step(self._template, run_identity.begin_life(self._template), self.step)
         self.known: dict[int, list[InputState]] = {}
         for step in range(1, self.before + 1):
             self.known[step] = [writer_state(step, "old")]
@@ -205,6 +206,7 @@ class TrainerSubject:
         )
         with quiet(), contextlib.suppress(Death):
             self._trainer.fit()
+        _hang_up(self._trainer)
         self._rng = capture.rng_state()
         assert self._trainer.global_steps == self.step
         self._fresh = build_trainer(run, self.folder, server.url, die_at=lambda point, step: point == "loaded")
@@ -250,6 +252,7 @@ class TrainerSubject:
                 step = trainer.global_steps
                 pull_on(trainer, max(self._truth.steps))
         finally:
+            _hang_up(trainer)
             trainer._async_ckpt.leave_folder()
         return Start(step, tuple(self._differences(Life.from_events(events.events))))
 
@@ -267,3 +270,11 @@ class TrainerSubject:
         if life.start and life.pulls != wanted:
             found.append(f"pulls {life.pulls}, the uninterrupted run {wanted}")
         return found
+
+
+def _hang_up(trainer: Any) -> None:
+    """Close its connections; the loader, whose position counts, stays as it is."""
+    if trainer._agl_client is not None:
+        trainer._agl_client.close()
+    while trainer.rig.clients:
+        trainer.rig.clients.pop().close()

@@ -13,6 +13,7 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
+from agl_async_ckpt.storage.layout import LOADER_FILE_NAME  # noqa: E402
 from tests.faults.checks import Judge  # noqa: E402
 from tests.faults.children import run_child  # noqa: E402
 from tests.faults.disks import mount_tmpfs, why_no_mounts, with_private_mounts  # noqa: E402
@@ -40,7 +41,7 @@ def test_full_disk_costs_at_most_the_save(name: str, subject_named: SubjectNamed
     if reason is not None:
         pytest.skip(reason)
     subject = subject_named(name)
-    rooms = [*range(0, 9), 12, 16]
+    rooms = [*range(0, 8), 12]
 
     def fill_each() -> list[str]:
         found: list[str] = []
@@ -80,7 +81,7 @@ def test_file_size_limit_costs_at_most_the_save(name: str, subject_named: Subjec
     """RLIMIT_FSIZE: the write that crosses it moves a part, the next one fails."""
     subject = subject_named(name)
     largest = size_of(subject)
-    limits = sorted({0, 1, *range(0, largest, max(1, largest // 12)), largest - 1})
+    limits = sorted({0, 1, *range(0, largest, max(1, largest // 8)), largest - 1})
     judge = Judge(subject)
     problems: list[str] = []
     for limit in limits:
@@ -96,6 +97,34 @@ def test_file_size_limit_costs_at_most_the_save(name: str, subject_named: Subjec
             problems.append(f"limit {limit}: nothing failed")
     assert not problems, "\n".join(problems)
     count("full disks", len(limits))
+
+
+@pytest.mark.parametrize("missing", [1, 7, 700])
+def test_loader_state_that_torch_tears_is_never_sealed(missing: int, subject_named: SubjectNamed, count: Count) -> None:
+    """The save must not return, though VERL names the step; the checkpoint before it resumes.
+
+    torch.save of 2.11 returns with 7 bytes missing if the file size limit refuses just them: its stream is closed
+    without a look at the result. Where that happens depends on the content, so it is played here.
+    """
+    import torch
+
+    subject = subject_named("trainer next")
+    shipped = torch.save
+
+    def torn(content: object, file: object, *args: object, **kwargs: object) -> None:
+        shipped(content, file, *args, **kwargs)
+        if str(file).endswith(LOADER_FILE_NAME):
+            os.truncate(str(file), Path(str(file)).stat().st_size - missing)
+
+    def save() -> None:
+        torch.save = torn
+        subject.save()
+
+    ended = run_child(save)
+    assert ended.error is not None
+    assert "data.pt is not whole" in ended.error
+    assert Judge(subject).problems(ended) == []
+    count("full disks", 1)
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
