@@ -360,7 +360,7 @@ def changing_runs(draw: st.DrawFn) -> tuple[list[RunSettings], list[int]]:
 
 @pytest.mark.timeout(600)
 @profile(
-    max_examples=10,
+    max_examples=6,
     derandomize=True,
     deadline=None,
     database=None,
