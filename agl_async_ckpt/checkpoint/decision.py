@@ -84,7 +84,7 @@ def _decide_latest(folder: Path) -> Decision:
         doubt = f"{_doubt(folder, tracker, None)}, and there is no checkpoint beside it"
         return Decision(reason=doubt, warning=f"{doubt}: training from scratch.")
     newest = next((step for step in reversed(steps) if step.complete), None)
-    if newest is None and tracker is None and _died_in_first_save(folder, steps):
+    if newest is None and _names_nothing(tracker) and _died_in_first_save(folder, steps):
         fact = f"The first save of this run, {steps[0].path}, never finished"
         return Decision(reason=fact, warning=f"{fact}: training from scratch.")
     if newest is None:
@@ -124,6 +124,11 @@ def position_text(step_dir: Path, reason: str, position: Position) -> str:
 def plural(number: int, one: str, many: str = "") -> str:
     """`1 rollout`, `2 rollouts`."""
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _names_nothing(tracker: int | TrackerProblem | None) -> bool:
+    """Whether no step was ever named: VERL opens the tracker, which empties it, before it writes the number."""
+    return tracker is None or (isinstance(tracker, TrackerProblem) and tracker.kind in ("empty", "nul"))
 
 
 def _died_in_first_save(folder: Path, steps: list[StepInfo]) -> bool:

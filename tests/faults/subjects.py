@@ -116,6 +116,7 @@ class WriterSubject:
             self.known[step] = [writer_state(step, "old")]
             self.write(self._template, self.known[step][0])
         self._new = writer_state(STEP, "new")
+        self.write(base / "elsewhere", self._new)  # whatever is imported late is imported now, and not in each child
         self.known[STEP] = [*self.known.get(STEP, []), self._new]
         self.reset()
 
@@ -244,6 +245,7 @@ class TrainerSubject:
         """Run `fit` of a new trainer to the end of its load, then pull the rest of the stream with its own code."""
         trainer, events = self._fresh, Recorder()
         trainer.rig.recorder = events
+        trainer.actor_rollout_wg.loaded_step = trainer.critic_wg.loaded_step = None
         try:
             with quiet():
                 with contextlib.suppress(Death):

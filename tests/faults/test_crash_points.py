@@ -10,6 +10,7 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
+from agl_async_ckpt.storage.layout import RUN_FILE_NAME  # noqa: E402
 from tests.faults.calls import LOOKING, Call  # noqa: E402
 from tests.faults.checks import Judge, undurable  # noqa: E402
 from tests.faults.children import run_child  # noqa: E402
@@ -87,4 +88,4 @@ def test_kill_comes_before_the_call(subject_named: SubjectNamed) -> None:
     (first, *_) = [call for call in trace(subject) if call.name == "mkdir"]
     subject.reset()
     assert run_child(subject.save, inject=f"mkdir:signal=SIGKILL:when={first.nth}").killed
-    assert list(subject.folder.iterdir()) == []
+    assert [path.name for path in subject.folder.iterdir()] == [RUN_FILE_NAME]
