@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,8 @@ def _plain(value: Any) -> Any:
         return tolist()
     tobytes: Any = getattr(value, "tobytes", None)  # a decoded image
     if callable(tobytes):
-        return {"$bytes": hashlib.sha256(bytes(tobytes())).hexdigest()}
+        content: Any = tobytes()
+        return {"$bytes": hashlib.sha256(content).hexdigest()}
     if type(value).__repr__ is object.__repr__:  # would name an address
         return type(value).__qualname__
     return str(value)  # dates, decimals and the like
@@ -116,9 +117,10 @@ def batch_names(batch: Mapping[str, Any] | None, start: int, *, with_position: b
     return [_named(digest, position) for digest, position in zip(digests, columns[INDEX_COLUMN], strict=True)]
 
 
-def _values(column: Any) -> Sequence[Any]:
+def _values(column: Any) -> Any:
     """The rows of a column; numbers as plain ones, all at once."""
-    return column.tolist() if isinstance(column, np.ndarray) and column.dtype.kind in "biufU" else column
+    is_plain = isinstance(column, np.ndarray) and column.dtype.kind in "biufU"
+    return column.tolist() if is_plain else column
 
 
 def knows_positions(dataset: Any) -> bool:
