@@ -52,7 +52,7 @@ def test_start_beside_a_live_trainer_is_refused_and_changes_nothing(
         assert [step.complete for step in list_steps(out)] == [True], "a look needs no lock"
         dead = first.kill()
     second = run_life(run, out, server.url)
-    assert rows_pulled(lineage([dead, second])) == rows_pulled(lineage([uninterrupted(run, server)]))
+    assert rows_pulled(lineage(dead, second)) == rows_pulled(lineage(uninterrupted(run, server)))
 
 
 def test_checkpoint_of_a_live_run_can_be_resumed_elsewhere(run: RunSettings, server: AglServer, tmp_path: Path) -> None:
