@@ -10,7 +10,7 @@ PYTEST  := $(BIN)/python -m pytest -n 2
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-faults soak test-matrix test-oldest lint types docs format clean
+.PHONY: help install demo test test-slow test-faults soak soak-demo test-matrix test-oldest lint types docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ test-faults: install ## kill, refuse and cut off saves at every system call; nee
 
 soak: install ## kill -9 the rig N times at random moments, resume, compare  [N=1000 SEED=7]
 	@$(BIN)/python -W ignore -m tests.rig.kill_campaign $(or $(N),1000) $(if $(SEED),--seed $(SEED))
+
+soak-demo: install ## kill -9 the demo's training KILLS times at random moments, resume, compare  [KILLS=3 SEED=7]
+	@$(BIN)/python examples/cpu_training/demo.py --kills $(or $(KILLS),3) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 test-oldest: install $(OVERLAY)/verl-0.7.1 $(OVERLAY)/agentlightning-1.0.0 ## run the default suite on the oldest supported versions
 	@echo "==> tests with verl 0.7.1, agentlightning 1.0.0"

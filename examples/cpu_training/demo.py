@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
+import random
 import re
 import shutil
 import signal
@@ -38,6 +39,7 @@ examples:
   make demo                                 the extension is on: ends with lost 0, repeated 0
   make demo ARGS=--stock                    the same without it: shows which inputs get lost
   make demo ARGS=--restart-server           agl-server is killed as well, between the two lives
+  make demo ARGS="--kills 3 --seed 1"       three kills at random moments: at a start, in rollouts, training or a save
   make demo ARGS="--steps 12 --kill-after-step 7 --name longer"
 
 exit codes:
@@ -71,19 +73,41 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"kill the driver once this step is trained (default: --steps less 3); a checkpoint is saved "
         f"every {SAVE_EVERY} steps",
     )
+    parser.add_argument(
+        "--kills", type=int, default=1, help="kill it this often; more than one come at random moments (default: 1)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="of the random moments (default: a random one, printed); makes a single kill random too",
+    )
     parser.add_argument("--port", type=int, help="loopback port of agl-server (default: any free one)")
-    parser.add_argument("--name", help="name of the run folder (default: protected or stock); replaced if it exists")
+    parser.add_argument(
+        "--name", help="name of the run folder (default: protected, kills or stock); replaced if it exists"
+    )
     parser.add_argument("--keep-ray-logs", action="store_true", help="keep Ray's own session folder, and say where")
     args = parser.parse_args(argv)
+    at_random = args.kills > 1 or args.seed is not None
+    if at_random and args.stock:
+        parser.error("--kills and --seed are for the protected run: VERL alone cannot resume after a kill in a save.")
+    if at_random and args.kill_after_step is not None:
+        parser.error("--kill-after-step is for one kill at a fixed place: leave out --kills and --seed.")
+    kill_after = args.kill_after_step if args.kill_after_step is not None else max(SAVE_EVERY, args.steps - 3)
     try:
-        kill_after = args.kill_after_step if args.kill_after_step is not None else max(SAVE_EVERY, args.steps - 3)
-        args.plan = Plan(steps=args.steps, kill_after_step=kill_after)
+        args.plan = Plan(
+            steps=args.steps,
+            kill_after_step=None if at_random else kill_after,
+            kills=args.kills,
+            seed=args.seed if args.seed is not None else random.SystemRandom().randrange(10**6),
+        )
     except ValueError as error:
         parser.error(str(error))
     if args.port is not None and not 0 < args.port < 65536:
         parser.error(f"--port must be from 1 to 65535, got {args.port}.")
     if args.name is None:
-        args.name = ("stock" if args.stock else "protected") + ("-restart-server" if args.restart_server else "")
+        args.name = ("stock" if args.stock else "kills" if at_random else "protected") + (
+            "-restart-server" if args.restart_server else ""
+        )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", args.name):
         parser.error(f"--name must consist of letters, digits, dots, dashes and underscores, got {args.name!r}.")
     return args
@@ -181,7 +205,7 @@ def run_demo(args: argparse.Namespace) -> int:
                 {
                     "protected": not args.stock,
                     "restart_server": args.restart_server,
-                    "killed_after_step": args.plan.kill_after_step,
+                    "kills": run.kills,
                     "audit_agrees": agrees,
                     **result.as_json(),
                 },

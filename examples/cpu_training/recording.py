@@ -112,6 +112,7 @@ def recording_class(base: Any) -> Any:
             return result
 
         def _save_checkpoint(self) -> Any:
+            record("saving", step=self.global_steps)
             result = super()._save_checkpoint()
             record("saved", step=self.global_steps)
             return result

@@ -48,11 +48,16 @@ class Screen:
 
     def introduce(self, plan: Plan, *, protected: bool, run_dir: Path) -> None:
         """What is going to happen."""
+        if plan.kill_after_step is not None:
+            kills = f"The trainer is killed after step {plan.kill_after_step} and resumes from its last checkpoint."
+        else:
+            times = f"{plan.kills} times" if plan.kills > 1 else "once"
+            kills = f"The trainer is killed {times} at a random moment (seed {plan.seed}) and resumes each time."
         self._console.print(
             f"A real asynchronous training run on CPU, [bold]{'with' if protected else 'WITHOUT'}[/bold] "
             f"agl-async-ckpt: {plan.steps} steps, {TRAIN_BATCH} inputs trained per step, {ASYNC_BATCH} requested at a "
-            f"time, a checkpoint every {SAVE_EVERY} steps. The trainer is killed after step {plan.kill_after_step} and "
-            "resumes from its last checkpoint. Numbers in the lines below are input ids. This takes a few minutes.",
+            f"time, a checkpoint every {SAVE_EVERY} steps. {kills} "
+            "Numbers in the lines below are input ids. This takes a few minutes.",
         )
         self._console.print(f"Logs, checkpoints and events: {run_dir}", soft_wrap=True)
 

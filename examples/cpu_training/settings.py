@@ -28,7 +28,7 @@ RUNS_DIR = Path(__file__).resolve().parent / "runs"
 RUN_DIR_VARIABLE = "AGL_DEMO_RUN_DIR"
 """Environment variable that tells every process of a run where to record events."""
 LIFE_VARIABLE = "AGL_DEMO_LIFE"
-"""Environment variable with the number of the training driver: 1 is killed, 2 resumes."""
+"""Environment variable with the number of the training driver: all but the last are killed."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,26 @@ class Plan:
 
     Attributes:
         steps: Optimizer steps of the whole run.
-        kill_after_step: The driver is killed once this step is trained and the next one has requested its inputs.
+        kill_after_step: The driver is killed once this step is trained and the next one has requested its inputs; None
+            to kill at random moments.
+        kills: How often it is killed; more than once only at random moments.
+        seed: Of the random moments.
     """
 
     steps: int
-    kill_after_step: int
+    kill_after_step: int | None
+    kills: int = 1
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.steps < SAVE_EVERY + 2:
             raise ValueError(f"--steps must be {SAVE_EVERY + 2} or more, got {self.steps}.")
+        if self.kills < 1:
+            raise ValueError(f"--kills must be 1 or more, got {self.kills}.")
+        if self.kill_after_step is None:
+            return
+        if self.kills > 1:
+            raise ValueError(f"--kill-after-step is for one kill, --kills is {self.kills}.")
         if not SAVE_EVERY <= self.kill_after_step < self.steps:
             raise ValueError(
                 f"--kill-after-step must be from {SAVE_EVERY} (the first checkpoint) to {self.steps - 1} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ if sys.platform != "linux":
     pytest.skip("needs prctl", allow_module_level=True)
 
 from cpu_training import processes as processes_module  # noqa: E402
+from cpu_training.demo import parse_arguments  # noqa: E402
+from cpu_training.moments import PLACES, REACHED, STARTED, USUAL_S, Life, Moment, draw  # noqa: E402
 from cpu_training.processes import Processes  # noqa: E402
 from cpu_training.recording import EVENTS_FILE, EventReader  # noqa: E402
 from cpu_training.services import DemoError, choose_port  # noqa: E402
@@ -135,6 +138,125 @@ def test_choose_port_says_what_to_do_when_the_port_is_taken() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(DemoError, match=rf"Port {port} .*--port"):
             choose_port(port)
+
+
+def test_arguments_keep_the_single_kill_at_its_fixed_place() -> None:
+    """Without --kills and --seed the demo is what it was: one kill, after the step given or three before the end."""
+    plan = parse_arguments([]).plan
+    assert (plan.kills, plan.kill_after_step) == (1, 5)
+    args = parse_arguments(["--steps", "12", "--kill-after-step", "7", "--kills", "1"])
+    assert (args.plan.kills, args.plan.kill_after_step, args.name) == (1, 7, "protected")
+
+
+def test_arguments_for_random_kills() -> None:
+    """Several kills come at random moments, and so does one with a seed; the seed is known even if none was given."""
+    args = parse_arguments(["--kills", "3", "--seed", "5"])
+    assert (args.plan.kills, args.plan.kill_after_step, args.plan.seed, args.name) == (3, None, 5, "kills")
+    assert (parse_arguments(["--seed", "5"]).plan.kills, parse_arguments(["--seed", "5"]).plan.kill_after_step) == (
+        1,
+        None,
+    )
+    seeds = {parse_arguments(["--kills", "2"]).plan.seed for _ in range(5)}
+    assert len(seeds) > 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--kills", "0"], "--kills must be 1 or more, got 0"),
+        (["--kills", "2", "--stock"], "for the protected run"),
+        (["--seed", "1", "--stock"], "for the protected run"),
+        (["--kills", "2", "--kill-after-step", "4"], "leave out --kills and --seed"),
+        (["--kills", "2", "--steps", "4"], "--steps must be 5 or more"),
+        (["--kill-after-step", "0"], "--kill-after-step must be from 3"),
+    ],
+    ids=" ".join,
+)
+def test_arguments_that_do_not_go_together(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused with exit code 2 and what to do."""
+    with pytest.raises(SystemExit) as refused:
+        parse_arguments(argv)
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def place_of(moment: Moment) -> str:
+    """The place that a moment aims at."""
+    (place,) = [place for place, events in PLACES.items() if moment.after in events]
+    return place
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_moments_are_spread_over_places_and_steps(seed: int) -> None:
+    """Each place comes up before one is repeated, each kill has its own part of the run, and the seed decides."""
+    moments = draw(8, 16, seed)
+    assert sorted(map(place_of, moments[:4])) == sorted(map(place_of, moments[4:])) == sorted(PLACES)
+    assert [(moment.step - 1) // 2 for moment in moments] == list(range(8))
+    assert all(0.0 <= moment.share < 1.0 for moment in moments)
+    assert draw(8, 16, seed) == moments != draw(8, 16, seed + 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("num_kills", "last"), [(1, 5), (3, 8), (20, 8)])
+def test_every_moment_can_be_reached_from_every_checkpoint(num_kills: int, last: int, seed: int) -> None:
+    """Its step is one that the life trains, and for a save one that is saved, however many kills there are."""
+    for moment in draw(num_kills, last, seed):
+        for resumed_from in range(0, last, 3):
+            step = moment.step_of_life(resumed_from, last)
+            assert resumed_from < step <= last
+            assert moment.after != "saving" or step % 3 == 0 or step == last
+
+
+def happening(life: Life, name: str, time: float, **values: int) -> None:
+    """Give the life one event."""
+    life.add({"event": name, "time": time, **values})
+
+
+def test_a_kill_waits_for_its_event_in_its_step() -> None:
+    """It is due a share of the usual time after it, which is the time that the run itself has shown."""
+    life = Life(1000.0, dict(USUAL_S))
+    moment = Moment("completed", step=2, share=0.5)
+    for name, at, number in [("loaded", 1001.0, 0), ("pulled", 1002.0, 1), ("completed", 1003.0, 1)]:
+        happening(life, name, at, step=number)
+        assert life.due(moment, 8) is None
+    happening(life, "trained", 1007.0, step=1)
+    happening(life, "pulled", 1010.0, step=2)
+    happening(life, "completed", 1011.0, step=2)
+    assert life.due(moment, 8) == 1011.0 + 0.5 * 4.0
+    assert life.end(1012.34) == {"hit": "in the training of step 2", "seconds_after_start": 12.3, "resumed_from": 0}
+
+
+def test_a_kill_in_a_save_comes_in_the_next_one_after_the_checkpoint_resumed_from() -> None:
+    """A life that begins beyond the step that was meant is killed in the first save it can be."""
+    life = Life(0.0, dict(USUAL_S))
+    moment = Moment("saving", step=2, share=0.0)
+    happening(life, "loaded", 1.0, step=3)
+    happening(life, "saving", 2.0, step=6)
+    assert life.due(moment, 8) == 2.0
+    assert life.end(2.0)["hit"] == "in the save of step 6"
+
+
+def test_a_kill_at_a_start_needs_no_event() -> None:
+    """It may come before the trainer has said anything."""
+    life = Life(50.0, dict(USUAL_S))
+    assert life.due(Moment(STARTED, step=6, share=0.2), 8) == 50.0 + 0.2 * USUAL_S[STARTED]
+    assert life.end(53.0) == {"hit": "while Ray started", "seconds_after_start": 3.0, "resumed_from": None}
+
+
+def test_a_life_with_nothing_left_to_train_is_killed_once_it_has_loaded() -> None:
+    """A kill after the last save leaves a run that is done; a campaign goes on all the same."""
+    life = Life(0.0, dict(USUAL_S))
+    happening(life, "loaded", 1.0, step=8)
+    assert life.due(Moment("pulled", step=2, share=0.5), 8) == 1.0
+
+
+def test_every_recorded_event_can_be_named_as_the_place_of_a_kill() -> None:
+    """Whatever the recorder wrote last, the kill can be reported; each aim has a usual time."""
+    source = (Path(processes_module.__file__).parent / "recording.py").read_text()
+    train = (Path(processes_module.__file__).parent / "train.py").read_text()
+    recorded = set(re.findall(r"record\(\s*\"(\w+)\"", source + train))
+    assert recorded == set(REACHED) - {STARTED}
+    assert {event for events in PLACES.values() for event in events} == set(USUAL_S)
 
 
 PARENT = """

@@ -1,4 +1,7 @@
-"""One run: services up, train, kill the driver, resume, finish. The checks that keep it from hanging are here too."""
+"""One run: services up, train, kill the driver and resume, once or several times, finish.
+
+The checks that keep it from hanging are here too.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cpu_training.moments import USUAL_S, Life, Moment, draw
 from cpu_training.processes import Processes
 from cpu_training.recording import EventReader
 from cpu_training.screen import Screen
@@ -17,7 +22,7 @@ from cpu_training.services import DemoError, Services, last_lines
 from cpu_training.settings import EXAMPLES_DIR, LIFE_VARIABLE, REPO_DIR, RUN_DIR_VARIABLE, Plan
 from cpu_training.verdict import StepBuilder
 
-TICK_S = 0.2
+TICK_S = 0.05
 PATIENCE_S = 300.0
 """Longest time without an event from the trainer; a start takes about a minute on two cores, a step some seconds."""
 
@@ -75,8 +80,12 @@ class TrainingRun:
         self._env = child_environment(run_dir, ray_dir)
         self._services = Services(processes, port=port, model_dir=run_dir / "model", run_dir=run_dir, env=self._env)
         self._reader = EventReader(run_dir)
+        self._unseen: deque[Event] = deque()
         self._steps = StepBuilder()
         self._restored_shown = False
+        self._usual_s = dict(USUAL_S)
+        self.kills: list[dict[str, Any]] = []
+        """Where each kill has hit, for the verdict file."""
 
     @property
     def stream_file(self) -> Path:
@@ -90,12 +99,17 @@ class TrainingRun:
             DemoError: A process failed or nothing happened for too long.
         """
         self._prepare()
-        self._first_life()
-        if self._restart_server:
-            self._screen.say("killing agl-server with SIGKILL and starting it again: it forgets all rollouts")
-            self._services.kill_server()
-            self._services.start_server(self._tick)
-        self._second_life()
+        plan = self._plan
+        moments = draw(plan.kills, plan.steps, plan.seed) if plan.kill_after_step is None else [None]
+        for life, moment in enumerate(moments, 1):
+            self._life_to_kill(life, moment)
+            if self._restart_server:
+                self._screen.say("killing agl-server with SIGKILL and starting it again: it forgets all rollouts")
+                self._services.kill_server()
+                self._services.start_server(self._tick)
+        driver, log = self._start_driver(len(moments) + 1)
+        # Its training call has returned then. Ray takes 10 s more to shut down; it is stopped with all the rest.
+        self._follow(driver, log, lambda event: event["event"] == "finished")
 
     def _prepare(self) -> None:
         plan = self._plan
@@ -111,23 +125,45 @@ class TrainingRun:
         self._services.start_controller()
         self._screen.say(f"agl-server ready at {self._services.url}, agl-controller started (local mode)")
 
-    def _first_life(self) -> None:
-        plan = self._plan
-        killed_in = plan.kill_after_step + 1
-        driver, log = self._start_driver(1)
-        self._follow(driver, log, lambda event: event["event"] == "pulled" and event["step"] == killed_in)
-        # The pull is recorded just before its rollouts are posted: let them get under way, so that they are orphaned.
-        time.sleep(1.0)
-        self._screen.say(f"killing the training driver (pid {driver.pid}) with SIGKILL in step {killed_in}", "bold red")
-        self._processes.kill_and_sweep(driver, spare=self._services.pids, patience_s=RAY_END_WAIT_S)
-        self._screen.say("the driver is dead and its Ray processes are gone; services and agents live on")
-        for event in self._reader.new():  # a step that it finished while dying
-            self._show(event)
+    def _life_to_kill(self, number: int, moment: Moment | None) -> None:
+        """Start the driver and kill it at `moment`, or where the plan says."""
+        driver, log = self._start_driver(number)
+        life = Life(time.time(), self._usual_s)
 
-    def _second_life(self) -> None:
-        driver, log = self._start_driver(2)
-        # Its training call has returned then. Ray takes 10 s more to shut down; it is stopped with all the rest.
-        self._follow(driver, log, lambda event: event["event"] == "finished")
+        def due() -> float | None:
+            return life.due(moment, self._plan.steps) if moment else self._due_as_planned(life)
+
+        def reached(event: Event) -> bool:
+            life.add(event)
+            return due() is not None
+
+        if due() is None:
+            self._follow(driver, log, until=reached)
+        time.sleep(max(0.0, (due() or 0.0) - time.time()))
+        if driver.poll() is not None:
+            raise DemoError(self._driver_failed(driver, log))
+        self._screen.say(f"killing the training driver (pid {driver.pid}) with SIGKILL", "bold red")
+        killed = time.time()
+        # At a random moment all its Ray processes are killed with it, as when a container ends: Ray's own way takes
+        # seconds in which the trainer goes on.
+        patience_s = 0.0 if moment else RAY_END_WAIT_S
+        self._processes.kill_and_sweep(driver, spare=self._services.pids, patience_s=patience_s)
+        self._unseen += self._reader.new()
+        while self._unseen:  # what happened since it was due, and while dying
+            life.add(self._unseen[0])
+            self._show(self._unseen.popleft())
+        end = life.end(killed)
+        self.kills.append({"life": number, **end})
+        self._screen.say(
+            f"kill {number} of {self._plan.kills} hit {end['hit']}, {end['seconds_after_start']} s after the start of "
+            "this life; its Ray processes are gone, services and agents live on",
+            "bold",
+        )
+
+    def _due_as_planned(self, life: Life) -> float | None:
+        # The pull is recorded just before its rollouts are posted: let them get under way, so that they are orphaned.
+        killed_in = (self._plan.kill_after_step or 0) + 1
+        return life.time + 1.0 if (life.event, life.step) == ("pulled", killed_in) else None
 
     def _start_driver(self, life: int) -> tuple[subprocess.Popen[bytes], Path]:
         log = self._run_dir / "logs" / f"driver-{life}.log"
@@ -142,6 +178,7 @@ class TrainingRun:
         what = "starting the training driver" if life == 1 else "starting it again with resume_mode=auto"
         self._screen.say(f"{what} (life {life}; up to a minute until its first step; log: {log})", "bold")
         env = self._env | {LIFE_VARIABLE: str(life)}
+        self._restored_shown = False
         return self._processes.start(command, env=env, log=log, cwd=self._run_dir), log
 
     def _tool(self, module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
@@ -155,16 +192,17 @@ class TrainingRun:
         with self._screen.spinner():
             while True:
                 ended = driver.poll() is not None  # before reading: what it wrote last must be seen
-                events = self._reader.new()
-                for event in events:
+                self._unseen += self._reader.new()
+                if self._unseen:
+                    last_event = time.monotonic()
+                while self._unseen:
+                    event = self._unseen.popleft()
                     self._show(event)
                     if until(event):
                         return
                 if ended:
                     raise DemoError(self._driver_failed(driver, log))
-                if events:
-                    last_event = time.monotonic()
-                elif time.monotonic() - last_event > PATIENCE_S:
+                if time.monotonic() - last_event > PATIENCE_S:
                     raise DemoError(f"The trainer did nothing for {PATIENCE_S:.0f} s. Its log is {log}.")
                 self._tick()
 
