@@ -84,7 +84,7 @@ def _decide_latest(folder: Path) -> Decision:
         doubt = f"{_doubt(folder, tracker, None)}, and there is no checkpoint beside it"
         return Decision(reason=doubt, warning=f"{doubt}: training from scratch.")
     newest = next((step for step in reversed(steps) if step.complete), None)
-    if newest is None and _names_nothing(tracker) and _died_in_first_save(folder, steps):
+    if newest is None and (_names_nothing(tracker) or selected) and _died_in_first_save(folder, steps):
         fact = f"The first save of this run, {steps[0].path}, never finished"
         return Decision(reason=fact, warning=f"{fact}: training from scratch.")
     if newest is None:
@@ -132,15 +132,16 @@ def _names_nothing(tracker: int | TrackerProblem | None) -> bool:
 
 
 def _died_in_first_save(folder: Path, steps: list[StepInfo]) -> bool:
-    """Whether all there is is the run's very first save, which was never published: no checkpoint is lost with it.
+    """Whether all there is is the run's very first save, which never returned: no checkpoint is lost with it.
 
-    Tracker and seal are written last, so without both nothing ever was selectable. Not for a fork, which began from a
-    checkpoint elsewhere.
+    The seal is written last. A tracker that names the step without one is what a power cut can leave of VERL's unsynced
+    files. Not for a fork, which began from a checkpoint elsewhere, nor for a copied folder, which may be a part.
     """
     run = read_run(folder)
     return (
         run is not None
         and run.parent_run_id is None
+        and run.folder_inode == folder.stat().st_ino
         and [step.step for step in steps] == [run.first_step]
         and not (steps[0].path / SEAL_NAME).exists()
     )

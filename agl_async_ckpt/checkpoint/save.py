@@ -12,7 +12,7 @@ from agl_async_ckpt import capture
 from agl_async_ckpt.checkpoint.loader_position import with_next_rows
 from agl_async_ckpt.checkpoint.retention import keep_one_more, remove_surplus, remove_unusable_inputs
 from agl_async_ckpt.checkpoint.session import Session
-from agl_async_ckpt.exceptions import ActivationError, ForeignFormatError, StateFormatError
+from agl_async_ckpt.exceptions import ActivationError, AsyncCheckpointError, ForeignFormatError, StateFormatError
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.commit import commit_state
 from agl_async_ckpt.storage.container import read_trailer
@@ -131,10 +131,12 @@ def _refuse_foreign_file(step_dir: Any) -> None:
 
 def _confirm_ours(path: Any, state: InputState) -> None:
     try:
-        ours = read_trailer(path).run_id == state.run_id
-    except (StateFormatError, OSError):
-        ours = False
-    if not ours:
+        run_id = read_trailer(path).run_id
+    except ForeignFormatError:
+        run_id = None
+    except AsyncCheckpointError as error:
+        raise write_error(path, error) from error
+    if run_id != state.run_id:
         raise ActivationError(
             f"{path} was written over while VERL saved step {state.global_step}: "
             "this agent-lightning saves a file of that name itself.\n"

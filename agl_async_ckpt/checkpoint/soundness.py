@@ -22,8 +22,8 @@ from agl_async_ckpt.checkpoint.step_check import (
     missing_state,
 )
 from agl_async_ckpt.exceptions import AsyncCheckpointError, DamagedStateError
-from agl_async_ckpt.in_flight.liveness import ALIVE_FILE_NAME
-from agl_async_ckpt.storage.files import leftover_temps
+from agl_async_ckpt.in_flight.liveness import ALIVE_FILE_NAME, MAX_BYTES
+from agl_async_ckpt.storage.files import leftover_temps, read_small
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
 from agl_async_ckpt.storage.lock import current_holder
 from agl_async_ckpt.storage.run_identity import RunIdentity, read_run
@@ -184,7 +184,7 @@ def _judge_tracker(folder: Path, steps: Sequence[StepInfo], report: Report) -> N
 def _judge_proof_of_life(folder: Path, run: RunIdentity | None, report: Report) -> None:
     path = folder / ALIVE_FILE_NAME
     try:
-        values: Any = json.loads(path.read_bytes())
+        values: Any = json.loads(read_small(path, MAX_BYTES))
         known, spans = values["run_id"], [(float(first), float(last)) for first, last in values["lives"]]
     except FileNotFoundError:
         return

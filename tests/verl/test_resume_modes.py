@@ -189,6 +189,27 @@ def test_death_within_the_first_save_starts_over(
     assert_continues(uninterrupted(run, server), second)
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_first_save_that_a_power_cut_left_in_part(
+    run: RunSettings, server: AglServer, tmp_path: Path, copied: bool
+) -> None:
+    """The tracker can be on the disk and `data.pt` not; the missing seal tells. A copied folder may be a mere part."""
+    out = tmp_path / "out"
+    run_life(run, out, server.url, stop_after_step=1)
+    (out / "global_step_1" / SEAL_NAME).unlink()
+    data = out / "global_step_1" / "data.pt"
+    data.write_bytes(data.read_bytes()[:100])
+    if copied:
+        shutil.copytree(out, tmp_path / "copy")
+        refused(run, tmp_path / "copy", server, StateMismatchError, "global_step_1")
+        return
+    server.reset()
+    second = run_life(run, out, server.url)
+    assert second.start == 0
+    assert any("never finished" in warning for warning in second.warnings)
+    assert_continues(uninterrupted(run, server), second)
+
+
 @pytest.mark.parametrize("path", ["", "global_step_9", "run", "run/global_step_3/actor", "run/global_step_x"])
 def test_path_that_is_no_checkpoint_is_refused(
     run: RunSettings, saved: tuple[Life, Path], server: AglServer, path: str
