@@ -37,7 +37,7 @@ REACHED = {
 }
 """Last event before a kill -> what was going on."""
 USUAL_S = {STARTED: 15.0, "trainer_imported": 10.0, "workers_starting": 15.0, "workers_ready": 0.5}
-USUAL_S |= {"pulled": 6.0, "completed": 1.5, "saving": 0.5}
+USUAL_S |= {"pulled": 6.0, "completed": 1.5, "saving": 0.2}
 """First guess of the seconds until the next event; replaced by what the run shows."""
 
 

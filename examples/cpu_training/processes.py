@@ -79,7 +79,14 @@ class Processes:
                 spared.update(child.pid for child in psutil.Process(pid).children(recursive=True))
         return [p for p in psutil.Process().children(recursive=True) if p.pid not in spared and _alive(p)]
 
-    def kill_and_sweep(self, process: subprocess.Popen[bytes], *, spare: Iterable[int], patience_s: float) -> None:
+    def kill_and_sweep(
+        self,
+        process: subprocess.Popen[bytes],
+        *,
+        spare: Iterable[int],
+        patience_s: float,
+        first: psutil.Process | None = None,
+    ) -> None:
         """SIGKILL `process` and see to it that what it started is gone as well.
 
         Ray notices the death of its driver and ends by itself; what is left after `patience_s` is killed by pid.
@@ -88,8 +95,11 @@ class Processes:
             process: The victim.
             spare: Pids that live on, with all that is below them.
             patience_s: Seconds to wait for the rest to end by itself.
+            first: What `process` has started and is killed even before it.
         """
         spare = list(spare)
+        if first:
+            _signal([first], signal.SIGKILL)
         process.kill()
         process.wait()
         deadline = time.monotonic() + patience_s

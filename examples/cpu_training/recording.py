@@ -79,7 +79,7 @@ def recording_class(base: Any) -> Any:
 
         def _load_checkpoint(self) -> Any:
             result = super()._load_checkpoint()
-            record("loaded", step=self.global_steps)
+            record("loaded", step=self.global_steps, pid=os.getpid())
             return result
 
         def _next_train_batch_dict_for_rollout(self) -> dict[str, Any]:

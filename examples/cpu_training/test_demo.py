@@ -295,6 +295,26 @@ def test_kill_and_sweep_takes_orphans_along_and_spares_the_rest(start: Callable[
         assert psutil.pid_exists(child_of_spared)
 
 
+def test_kill_and_sweep_kills_first_what_cannot_wait(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer dies before its driver: the rest of a save must not be written while the driver is waited for."""
+    with Processes() as processes:
+        victim, orphan = start(processes, SLEEPER)
+        first = psutil.Process(orphan)
+        order: list[str] = []
+
+        def noting(name: str, send: Callable[..., None]) -> Callable[..., None]:
+            return lambda *arguments: (order.append(name), send(*arguments))[1]
+
+        monkeypatch.setattr(victim, "kill", noting("driver", victim.kill))
+        monkeypatch.setattr(first, "send_signal", noting("trainer", first.send_signal))
+        processes.kill_and_sweep(victim, spare=[], patience_s=0.0, first=first)
+        assert order == ["trainer", "driver"]
+        assert not psutil.pid_exists(orphan)
+        assert victim.poll() is not None
+
+
 def test_processes_are_gone_after_the_block_also_stubborn_orphans(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

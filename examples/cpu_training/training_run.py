@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from cpu_training.moments import USUAL_S, Life, Moment, draw
 from cpu_training.processes import Processes
 from cpu_training.recording import EventReader
@@ -22,7 +24,8 @@ from cpu_training.services import DemoError, Services, last_lines
 from cpu_training.settings import EXAMPLES_DIR, LIFE_VARIABLE, REPO_DIR, RUN_DIR_VARIABLE, Plan
 from cpu_training.verdict import StepBuilder
 
-TICK_S = 0.05
+TICK_S = 0.01
+"""A save takes a fifth of a second, and some kills have to hit it."""
 PATIENCE_S = 300.0
 """Longest time without an event from the trainer; a start takes about a minute on two cores, a step some seconds."""
 
@@ -129,12 +132,16 @@ class TrainingRun:
         """Start the driver and kill it at `moment`, or where the plan says."""
         driver, log = self._start_driver(number)
         life = Life(time.time(), self._usual_s)
+        trainer: psutil.Process | None = None
 
         def due() -> float | None:
             return life.due(moment, self._plan.steps) if moment else self._due_as_planned(life)
 
         def reached(event: Event) -> bool:
+            nonlocal trainer
             life.add(event)
+            if event["event"] == "loaded" and moment:
+                trainer = psutil.Process(event["pid"])
             return due() is not None
 
         if due() is None:
@@ -145,9 +152,9 @@ class TrainingRun:
         self._screen.say(f"killing the training driver (pid {driver.pid}) with SIGKILL", "bold red")
         killed = time.time()
         # At a random moment all its Ray processes are killed with it, as when a container ends: Ray's own way takes
-        # seconds in which the trainer goes on.
+        # seconds in which the trainer goes on. To find them takes long enough for a save, so the trainer goes first.
         patience_s = 0.0 if moment else RAY_END_WAIT_S
-        self._processes.kill_and_sweep(driver, spare=self._services.pids, patience_s=patience_s)
+        self._processes.kill_and_sweep(driver, first=trainer, spare=self._services.pids, patience_s=patience_s)
         self._unseen += self._reader.new()
         while self._unseen:  # what happened since it was due, and while dying
             life.add(self._unseen[0])
