@@ -163,7 +163,7 @@ def _none_complete(folder: Path, steps: list[StepInfo]) -> str:
         [
             f"No checkpoint in {folder} is complete, and training from scratch would lose them silently.",
             *rows,
-            "Repair one, name one with trainer.resume_mode=resume_path, or start in an empty trainer.default_local_dir "
-            "(agentlightning.async_checkpoint changes nothing here).",
+            "Bring back what one of them lacks, resume from another folder's checkpoint with "
+            "trainer.resume_mode=resume_path, or start in an empty trainer.default_local_dir.",
         ]
     )

@@ -83,7 +83,7 @@ def differences(saved: Fingerprint, current: Fingerprint) -> list[Difference]:
 def explain(found: list[Difference], state: InputState, step_dir: Path) -> str:
     """Compose the refusal: each difference with both values on aligned lines, then the next safe act."""
     names = ", ".join(difference.name for difference in found)
-    verb = "differs" if len(found) == 1 else "differ"
+    verb = "differs" if len(found) == 1 and not names.endswith("columns") else "differ"
     lines = [f"Input state does not fit this run: {names} {verb}."]
     labels = (f"in checkpoint {step_dir}:", "in this run:")
     width = max(map(len, labels))

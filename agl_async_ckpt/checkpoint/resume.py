@@ -21,7 +21,7 @@ from agl_async_ckpt.checkpoint.step_check import check_step, dropped_text, has_s
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import StateMismatchError, describe
 from agl_async_ckpt.ledger.entry import ResumeKind
-from agl_async_ckpt.state import InputState
+from agl_async_ckpt.state import InputState, num_rows
 from agl_async_ckpt.storage.container import verify
 from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME, parse_step
@@ -80,6 +80,7 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
 def _begin_ledger(trainer: Any, session: Session, step_dir: Path | None, state: InputState | None, fits: bool) -> None:
     """Note in the ledger what this life begins with."""
     rows: int | None = 0
+    num_ahead = 0
     if step_dir is None:
         kind: ResumeKind = "none"
     elif state is None:
@@ -87,9 +88,12 @@ def _begin_ledger(trainer: Any, session: Session, step_dir: Path | None, state: 
     elif fits:
         kind = "drop" if state.num_dropped_groups else "exact"
         rows = _rows_of(state.loader_state)
+        num_ahead = num_rows(capture.buffered_batch(trainer)) - state.num_buffered
     else:
         kind = "reset"
-    session.open_ledger(trainer, output_folder(trainer), resume=kind, resumed_from=step_dir, loader_rows=rows)
+    session.open_ledger(
+        trainer, output_folder(trainer), resume=kind, resumed_from=step_dir, loader_rows=rows, num_ahead=num_ahead
+    )
 
 
 def _begin_plain_ledger(trainer: Any, session: Session) -> None:

@@ -132,6 +132,7 @@ class Session:
         resume: ResumeKind,
         resumed_from: Path | None,
         loader_rows: int | None,
+        num_ahead: int = 0,
     ) -> None:
         """Begin to write which inputs each step pulls and trains.
 
@@ -141,6 +142,7 @@ class Session:
             resume: What became of the input position.
             resumed_from: The step folder that was loaded, or None.
             loader_rows: Rows of the pass that the loader has handed out by the loaded position.
+            num_ahead: Rows read since then, at the end of the buffered ones.
 
         Raises:
             StateWriteError: The ledger cannot be written, while the checkpoints are ours.
@@ -156,6 +158,7 @@ class Session:
                 resumed_from=resumed_from,
                 in_flight=self.in_flight.everything(capture.carry_over(trainer)),
                 loader_rows=loader_rows,
+                num_ahead=num_ahead,
                 run_id=None if run is None else run.run_id,
                 parent_run_id=None if run is None else run.parent_run_id,
                 life=None if run is None else run.life,

@@ -11,6 +11,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 SHORT_WIDTH = 14
@@ -18,7 +19,12 @@ SHORT_WIDTH = 14
 
 
 def prepare() -> None:
-    """Have a character that the terminal's encoding lacks written as an escape, not end the command."""
+    """Have a character that the terminal's encoding lacks written as an escape, and nothing written where nobody reads.
+
+    Python has no stream at all where the shell has closed it (`>&-`).
+    """
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - for the life of the process
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

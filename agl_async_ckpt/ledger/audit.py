@@ -133,9 +133,23 @@ def audit_ledger(ledger: Ledger) -> Audit:
         raise DamagedStateError(f"{ledger.path} holds no start of a life: nothing can be audited.")
     walked = walk(lineage)
     epochs = count_epochs(walked, lineage)
-    problems = [*walked.problems, *_losses(walked), *_repeats(epochs), *_skips(epochs)]
+    problems = [*walked.problems, *_missing_lines(lineage), *_losses(walked), *_repeats(epochs), *_skips(epochs)]
     carried_in = [row for row in walked.rows if row.epoch is None]
     return Audit(ledger, lineage, epochs, carried_in, problems, _notes(ledger, lineage, walked), walked)
+
+
+def _missing_lines(lineage: Lineage) -> list[Problem]:
+    """Lines that must have been there: the start of a life, and the last steps of one that came to its end."""
+    problems: list[Problem] = []
+    if lineage.num_orphans:
+        text = f"{lineage.num_orphans} lines belong to a life whose start is missing; they were left out."
+        problems.append(Problem("gap", text))
+    part = lineage.parts[-1]
+    last = part.steps[-1].step if part.steps else part.start.step
+    if part.end is not None and part.end.step > last:
+        text = f"The ledger has no line of steps {last + 1} to {part.end.step}: what they trained cannot be told."
+        problems.append(Problem("gap", text, life=part.start.life, step=last + 1))
+    return problems
 
 
 def _losses(walked: Walk) -> list[Problem]:
@@ -195,8 +209,6 @@ def _notes(ledger: Ledger, lineage: Lineage, walked: Walk) -> list[str]:
     if ledger.damaged:
         lines = ", ".join(str(number) for number, _ in ledger.damaged[:5])
         notes.append(f"{len(ledger.damaged)} lines of the ledger cannot be read (line {lines}).")
-    if lineage.num_orphans:
-        notes.append(f"{lineage.num_orphans} lines belong to a life whose start is missing; they were left out.")
     if ledger.unfinished:
         notes.append("The last line is unfinished: it is being written, or its writer was killed.")
     return notes

@@ -10,9 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Literal, TypeAlias, get_args
 
 FORMAT_VERSION = 1
+
+MAX_EPOCH = 1_000_000
+"""A line that counts further is damaged; a reader counts up to it."""
 
 InputName: TypeAlias = str
 """`<16 hex digits>` or `<16 hex digits>@<dataset position>`."""
@@ -145,7 +149,7 @@ def parse_line(line: bytes) -> Entry:
         if values["v"] > FORMAT_VERSION:
             raise ValueError(f"version {values['v']} of the line is newer than {FORMAT_VERSION}")
         entry = cls(**{name: _field(name, values) for name in cls.__dataclass_fields__})
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"no line of a ledger ({type(error).__name__}: {error})") from None
     if isinstance(entry, Start) and entry.resume not in _RESUME_KINDS:
         raise ValueError(f"resume is {entry.resume!r}")
@@ -159,13 +163,26 @@ def _field(name: str, values: Mapping[str, Any]) -> Any:
             raise TypeError(f"{name} holds something that is no text")
         return tuple(value)
     if name == "drawn":
-        return tuple((int(epoch), int(count)) for epoch, count in value)
-    if name in _INTEGERS and type(value) is not int:
+        drawn = tuple((int(epoch), int(count)) for epoch, count in value)
+        if any(not 0 <= epoch <= MAX_EPOCH or count < 0 for epoch, count in drawn):
+            raise TypeError(f"{name} holds {value!r:.80}")
+        return drawn
+    if name in _INTEGERS and (type(value) is not int or not 0 <= value < 2**48):
+        raise TypeError(f"{name} is no count")
+    if name == "epoch" and value > MAX_EPOCH:
+        raise TypeError(f"{name} is {value}")
+    if name == "loader_batch" and value < 1:
+        raise TypeError(f"{name} is {value}")
+    if name == "loader_rows" and type(value) not in (int, NoneType):
         raise TypeError(f"{name} is no integer")
+    if name == "run_id" and type(value) is not str:
+        raise TypeError(f"{name} is no text")
+    if name == "time" and type(value) not in (int, float):
+        raise TypeError(f"{name} is no number")
     return value
 
 
 def position_of(name: InputName) -> int | None:
     """Dataset position in the name of an input; None where the dataset did not know it."""
     _, _, position = name.partition("@")
-    return int(position) if position.isdigit() else None
+    return int(position) if position.isdecimal() and len(position) <= 19 else None

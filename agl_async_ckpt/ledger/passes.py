@@ -12,12 +12,13 @@ class PassCounter:
     from the number of its rows.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, *, num_ahead: int = 0) -> None:
+        """Begin where a life begins; `num_ahead` rows are read as a batch of their own before the loader goes on."""
         self._start = start
         self._epoch = start.epoch
         self.rows: int | None = start.loader_rows
         """Rows of the pass that were handed out; None once it cannot be known."""
-        self._left: int | None = None if self.rows is None else self._left_after(self.rows)
+        self._left: int | None = None if self.rows is None else num_ahead + self._left_after(self.rows + num_ahead)
 
     def draw(self, num_rows: int, *, epoch: int) -> tuple[tuple[int, int], ...]:
         """Tell the epochs of the next `num_rows` rows.

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from agl_async_ckpt.exceptions import CheckpointNotFoundError, DamagedStateError
 from agl_async_ckpt.ledger.entry import End, Entry, Start, Step, parse_line
+from agl_async_ckpt.storage.files import read_small
 from agl_async_ckpt.storage.layout import LEDGER_NAME
+
+_MAX_BYTES = 2**40  # a ledger may be long; what matters is that a FIFO of its name is not waited for
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def read_ledger(path: Path) -> Ledger:
     """
     file = ledger_path(path)
     try:
-        content = file.read_bytes()
+        content = read_small(file, _MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         what = "no such path" if not path.exists() else f"no {LEDGER_NAME} in it"
         raise CheckpointNotFoundError(

@@ -49,6 +49,7 @@ class Recorder:
         resumed_from: The step folder that was loaded, or None.
         in_flight: Every `EnqueuedRollout` that was put back, oldest first.
         loader_rows: Rows of the pass that the loader has handed out by the loaded position; None if unknown.
+        num_ahead: Rows read since then, at the end of the buffered ones.
         run_id: Of the output folder; None to take the ledger's, or a new one.
         parent_run_id: Of the run that a fork continues.
         life: Number of this life; None to count on from the ledger.
@@ -66,6 +67,7 @@ class Recorder:
         resumed_from: Path | None,
         in_flight: Sequence[Any],
         loader_rows: int | None,
+        num_ahead: int = 0,
         run_id: str | None = None,
         parent_run_id: str | None = None,
         life: int | None = None,
@@ -74,13 +76,17 @@ class Recorder:
         own = _read(output_dir)
         earlier = [] if own is None else own.starts
         self._run_id = run_id or (earlier[-1].run_id if earlier else uuid.uuid4().hex)
-        self._life = life or 1 + max((start.life for start in earlier if start.run_id == self._run_id), default=0)
+        # Starts with enabled=false count on here and not in the run file: a number must not come twice.
+        next_life = 1 + max((start.life for start in earlier if start.run_id == self._run_id), default=0)
+        self._life = max(life or 1, next_life)
         self._positions = knows_positions(trainer.train_dataset)
         self._names: dict[GroupKey, InputName] = {}
         is_fork = resumed_from is not None and not resumed_from.parent.samefile(output_dir)
         if in_flight:
             self._names = self._recalled(in_flight, _read(resumed_from.parent) if resumed_from and is_fork else own)
-        self._buffered = batch_names(capture.buffered_batch(trainer), 0, with_position=self._positions)
+        # Rows that a changed batch size had read ahead come behind the saved ones; the first step counts them as drawn.
+        buffered = batch_names(capture.buffered_batch(trainer), 0, with_position=self._positions)
+        self._buffered = buffered[: len(buffered) - num_ahead]
         self._in_flight = [self._name(key) for key in _keys(in_flight)]
         self._completed: dict[Any, GroupKey] = {}
         self._pulled: list[InputName] = []
@@ -102,7 +108,7 @@ class Recorder:
             drop_last=bool(loader.drop_last),
             time=time.time(),
         )
-        self._passes = PassCounter(start)
+        self._passes = PassCounter(start, num_ahead=num_ahead)
         self._drawn: tuple[tuple[int, int], ...] = ()
         self._last_step = start.step
         self._writer.append(start)

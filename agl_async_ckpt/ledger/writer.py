@@ -19,6 +19,7 @@ from agl_async_ckpt.storage.layout import LEDGER_NAME
 log = logging.getLogger(__name__)
 
 _BLOCK = 2**16
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class LedgerWriter:
@@ -41,7 +42,7 @@ class LedgerWriter:
         try:
             make_folders(output_dir)
             is_new = not self.path.exists()
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._fd = os.open(self.path, _FLAGS, 0o666)
             if is_new:
                 sync_folder(output_dir)
             self._size = self._repaired_size(self._fd)
@@ -72,6 +73,7 @@ class LedgerWriter:
             StateWriteError: A line is not on disk.
         """
         try:
+            self._reopen_if_gone()
             self._write_waiting()
             os.fsync(self._open_fd())
         except OSError as error:
@@ -88,6 +90,21 @@ class LedgerWriter:
         if self._fd is None:
             raise OSError("the ledger is closed")
         return self._fd
+
+    def _reopen_if_gone(self) -> None:
+        """Begin the file again if somebody has removed or moved it: lines behind an unlinked name are lost."""
+        old = self._open_fd()
+        try:
+            if os.path.samestat(os.fstat(old), self.path.stat()):
+                return
+        except FileNotFoundError:
+            pass
+        log.warning("%s was removed or replaced while this run trained: an audit will miss earlier steps.", self.path)
+        make_folders(self.path.parent)
+        self._fd = os.open(self.path, _FLAGS, 0o666)
+        os.close(old)
+        sync_folder(self.path.parent)
+        self._size = self._repaired_size(self._fd)
 
     def _write_waiting(self) -> None:
         fd = self._open_fd()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.exceptions import FolderInUseError, describe
-from agl_async_ckpt.storage.files import unwritable
+from agl_async_ckpt.storage.files import read_small, unwritable
 from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class OutputLock:
         self._fd: int | None = None
         with _guard:
             for other in list(_held):
-                if other.is_held and _same_file(other.path, self.path):
+                if other._fd is not None and _is_file(other._fd, self.path):
                     self._fd, other._fd = other._fd, None
         if self._fd is None:
             self._fd = _open(self.path)
@@ -79,6 +79,14 @@ class OutputLock:
 
     def release(self) -> None:
         """Let the next trainer in. The file stays: removing it would let two hold two files of one name."""
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                # Closing alone would leave it with a child that was forked a moment ago and has not closed its copy.
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self.forget()
+
+    def forget(self) -> None:
+        """Close this process's copy without unlocking: for a forked child."""
         fd, self._fd = self._fd, None
         if fd is not None:
             with contextlib.suppress(OSError):
@@ -123,8 +131,7 @@ class OutputLock:
 def read_holder(path: Path) -> dict[str, Any]:
     """Read who took a lock last: `host`, `pid`, `since` (Unix seconds); empty if unknown."""
     try:
-        with path.open("rb") as file:
-            values: Any = json.loads(file.read(_MAX_HOLDER_BYTES))
+        values: Any = json.loads(read_small(path, _MAX_HOLDER_BYTES))
         return {"host": str(values["host"]), "pid": int(values["pid"]), "since": float(values["since"])}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
@@ -138,7 +145,7 @@ def current_holder(output_dir: Path) -> str | None:
     """
     path = output_dir / LOCK_FILE_NAME
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -174,9 +181,10 @@ def _words(holder: dict[str, Any]) -> str:
     return f"process {holder['pid']} on {holder['host']}" if holder else "an unknown process"
 
 
-def _same_file(one: Path, other: Path) -> bool:
+def _is_file(fd: int, path: Path) -> bool:
+    """Whether an open file is the one that bears the name now: not after its folder was moved away."""
     try:
-        return one.samefile(other)
+        return os.path.samestat(os.fstat(fd), path.stat())
     except OSError:
         return False
 
@@ -186,7 +194,7 @@ def _leave_to_parent() -> None:
     global _guard
     _guard = threading.Lock()  # another thread of the parent may have held it at the fork
     for lock in list(_held):
-        lock.release()
+        lock.forget()  # an unlock here would unlock the parent
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

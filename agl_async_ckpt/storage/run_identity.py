@@ -8,6 +8,7 @@ older life stops instead of mixing its checkpoints with a newer one's.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
@@ -19,6 +20,8 @@ from typing import Any
 from agl_async_ckpt.exceptions import DamagedStateError, FolderInUseError, describe
 from agl_async_ckpt.storage.files import make_folders, publish, read_small, unwritable, write_all
 from agl_async_ckpt.storage.layout import RUN_FILE_NAME
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 _MAX_BYTES = 64 * 1024
@@ -155,10 +158,18 @@ def require_latest_life(output_dir: Path, identity: RunIdentity) -> None:
 
 
 def note_first_step(output_dir: Path, identity: RunIdentity, step: int) -> RunIdentity:
-    """Record that steps from `step` on have an input state, unless an earlier one is on record."""
-    if identity.first_step is not None and identity.first_step <= step:
+    """Record that steps from `step` on have an input state, unless an earlier one is on record.
+
+    Written again, with a warning, where the record was removed under the running trainer.
+    """
+    path = output_dir / RUN_FILE_NAME
+    gone = not path.exists()
+    if gone:
+        log.warning("%s was removed while this run trained; it is written again.", path)
+    if not gone and identity.first_step is not None and identity.first_step <= step:
         return identity
-    return _write(output_dir, replace(identity, first_step=step))
+    first = step if identity.first_step is None else min(step, identity.first_step)
+    return _write(output_dir, replace(identity, first_step=first))
 
 
 def _write(output_dir: Path, identity: RunIdentity) -> RunIdentity:

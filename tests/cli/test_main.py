@@ -194,3 +194,15 @@ def test_folder_above_a_run_names_the_run(cli: Cli, out: Path) -> None:
     """A step too high is the usual slip."""
     assert f"Did you mean {out}?" in cli("verify", out.parent).err
     assert f"Did you mean {out}?" in cli("inspect", out.parent).out
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("path", ["", "missing"])
+def test_closed_stream_is_no_error(out: Path, closed: str, path: str) -> None:
+    """What a shell has closed is not written to; the exit code is the same as ever."""
+    command = [*MODULE, "inspect", str(out / path)]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+    expected = subprocess.run(command, capture_output=True, check=False).returncode
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert done.returncode == expected == (2 if path else 0)
+    assert "Traceback" not in done.stderr + done.stdout

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from agl_async_ckpt.exceptions import DamagedStateError
+from agl_async_ckpt.ledger.audit import Audit, audit_ledger
+from agl_async_ckpt.ledger.entry import Start, Step
+from agl_async_ckpt.ledger.reader import Ledger
 from tests.ledger.story import Story, dataset, row
 
 
@@ -218,3 +222,23 @@ def test_ledger_without_a_start_is_refused() -> None:
     del story.entries[0]
     with pytest.raises(DamagedStateError, match="no start"):
         story.audit()
+
+
+def without(story: Story, *kinds_and_indices: tuple[type, int]) -> Audit:
+    """The account of a ledger in which lines are missing: the n-th of a kind, counted from 0 or from the end."""
+    entries = list(story.entries)
+    for kind, index in kinds_and_indices:
+        entries.remove([entry for entry in entries if isinstance(entry, kind)][index])
+    return audit_ledger(Ledger(Path("ledger"), tuple(entries)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "index"), [(Start, 0), (Start, -1), (Step, 0), (Step, 2), (Step, -1)], ids=lambda value: str(value)[-12:]
+)
+def test_missing_line_is_a_problem_wherever_it_was(kind: type, index: int) -> None:
+    """What it held cannot be told, so the promise cannot be said to hold."""
+    story = Story(dataset(40), 2, 5).start().steps(3).start(3, resume="exact").steps(3).end()
+    assert story.audit().holds
+    result = without(story, (kind, index))
+    assert not result.holds
+    assert result.problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,31 @@ def test_lines_hold_names_and_no_inputs(server: AglServer, tmp_path: Path) -> No
     text = (tmp_path / LEDGER_NAME).read_text()
     assert "question" not in text
     assert sum(isinstance(entry, Step) for entry in read_ledger(tmp_path).entries) == 2
+
+
+@pytest.mark.parametrize("batch", [3, 6])
+def test_rows_read_ahead_under_another_batch_size_are_accounted_for(
+    server: AglServer, tmp_path: Path, batch: int
+) -> None:
+    """A resume with a batch size that does not divide the rest reads some rows at once: the first step draws them."""
+    run = settings("14/4/8", epochs=3, total_steps=6)
+    first = run_life(run, tmp_path, server.url, stop_after_step=1)
+    second = run_life(replace(run, B=batch, A=batch + 4), tmp_path, server.url)
+    result = audit(tmp_path)
+    assert result.problems == []
+    assert_same_as_recorded(result, first, second)
+
+
+def test_life_numbers_are_not_taken_twice_by_starts_with_and_without_the_extension(
+    server: AglServer, tmp_path: Path
+) -> None:
+    """A life with enabled=false is in the ledger only; what it has lost is named under its own number."""
+    run = settings("24/2/5", extension={"on_mismatch": "reset"})
+    run_life(run, tmp_path, server.url, stop_after_step=2)
+    run_life(replace(run, extension={"enabled": False}), tmp_path, server.url, stop_after_step=4)
+    run_life(run, tmp_path, server.url, stop_after_step=6)
+    starts = read_ledger(tmp_path).starts
+    assert [start.life for start in starts] == [1, 2, 3]
+    result = audit(tmp_path)
+    assert {problem.life for problem in result.problems if problem.kind == "lost"} >= {2}
+    assert [step.step for step in result.lineage.steps] == [1, 2, 3, 4, 5, 6]

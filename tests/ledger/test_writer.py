@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +172,62 @@ def test_reader_goes_on_after_a_line_that_it_cannot_read(tmp_path: Path) -> None
     assert list(ledger.entries) == STORY.entries[:2]
     assert [number for number, _ in ledger.damaged] == [2]
     assert read_ledger(tmp_path / "global_step_4").path == path
+
+
+@pytest.mark.parametrize("damage", ["removed", "replaced", "folder removed"])
+def test_ledger_that_was_taken_away_is_begun_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    """Lines behind an unlinked name would be lost silently; a save says so and goes on in a new file."""
+    out = tmp_path / "out"
+    story = Story(dataset(20), 2, 5).start().steps(2)
+    writer = LedgerWriter(out)
+    writer.append(story.entries[0])
+    writer.sync()
+    assert caplog.records == []
+    if damage == "folder removed":
+        shutil.rmtree(out)
+    else:
+        (out / LEDGER_NAME).unlink()
+    if damage == "replaced":
+        (out / LEDGER_NAME).write_bytes(b"")
+    writer.append(story.entries[1])  # behind the unlinked name
+    writer.sync()
+    writer.append(story.entries[2])
+    writer.close()
+    assert "was removed or replaced" in caplog.text
+    assert read_ledger(out).entries == (story.entries[2],)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("run_id", ["x"]),
+        ("time", None),
+        ("loader_rows", "1"),
+        ("loader_batch", 0),
+        ("epoch", 300_000_000),
+        ("life", -1),
+    ],
+    ids=lambda value: str(value),
+)
+def test_start_line_of_wrong_values_is_damaged(name: str, value: Any) -> None:
+    """A reader that took them would fail, or count for hours."""
+    values = {**json.loads(LINES[0]), name: value}
+    with pytest.raises(ValueError, match=name):
+        parse_line(json.dumps(values).encode())
+
+
+@pytest.mark.parametrize("drawn", [[[float("inf"), 1]], [[300_000_000, 1]], [[1, -1]], [[1]]], ids=str)
+def test_step_line_of_wrong_counts_is_damaged(drawn: Any) -> None:
+    """Also numbers that JSON knows and Python cannot count to."""
+    values = {**json.loads(LINES[1]), "drawn": drawn}
+    with pytest.raises(ValueError, match=r"drawn|no line of a ledger|unpack"):
+        parse_line(json.dumps(values).encode())
+
+
+def test_fifo_in_place_of_the_ledger_is_not_waited_for(tmp_path: Path) -> None:
+    """It cannot be read, like any other damage."""
+    os.mkfifo(tmp_path / LEDGER_NAME)
+    with pytest.raises(DamagedStateError, match="not a regular file"):
+        read_ledger(tmp_path)

@@ -20,7 +20,7 @@ import pytest
 from agl_async_ckpt.exceptions import FolderInUseError, StateWriteError
 from agl_async_ckpt.storage import lock as lock_module
 from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
-from agl_async_ckpt.storage.lock import OutputLock, read_holder
+from agl_async_ckpt.storage.lock import OutputLock, current_holder, read_holder
 
 HOLDER = """
 import os, sys, time
@@ -176,3 +176,35 @@ def _free_for_others(folder: Path) -> bool:
     code = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     done = subprocess.run([sys.executable, "-c", code, str(folder / LOCK_FILE_NAME)], capture_output=True, check=False)
     return done.returncode == 0
+
+
+def test_moved_folder_does_not_lend_its_lock_to_a_new_one_of_its_name(tmp_path: Path) -> None:
+    """A trainer whose folder was moved away holds the moved one; another process may have the new one."""
+    old = OutputLock(_made(tmp_path / "out"), wait_s=0)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    with holder(_made(tmp_path / "out")), pytest.raises(FolderInUseError):
+        OutputLock(tmp_path / "out", wait_s=0)
+    assert old.is_held
+    old.release()
+
+
+def test_released_lock_is_free_though_a_child_has_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that was forked a moment ago has not closed its copy yet."""
+    lock = OutputLock(tmp_path, wait_s=0)
+    assert lock._fd is not None
+    copy = os.dup(lock._fd)  # what a fork makes
+    lock.release()
+    assert _free_for_others(tmp_path)
+    os.close(copy)
+
+
+def test_fifo_in_place_of_the_lock_blocks_no_look(tmp_path: Path) -> None:
+    """Who holds it is unknown then."""
+    os.mkfifo(tmp_path / LOCK_FILE_NAME)
+    assert read_holder(tmp_path / LOCK_FILE_NAME) == {}
+    assert current_holder(tmp_path) is None
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

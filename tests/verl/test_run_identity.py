@@ -202,3 +202,12 @@ def test_failed_write_leaves_no_identity(tmp_path: Path, monkeypatch: pytest.Mon
     assert caught.value.errno == number
     assert os.strerror(number) in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_record_that_was_removed_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By the next save of the running trainer, with a warning; the run id stays, so its rollouts are found again."""
+    life = note_first_step(tmp_path, begin_life(tmp_path), 2)
+    (tmp_path / RUN_FILE_NAME).unlink()
+    assert note_first_step(tmp_path, life, 5) == life
+    assert read_run(tmp_path) == life
+    assert "was removed" in caplog.text
