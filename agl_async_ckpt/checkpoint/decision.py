@@ -6,7 +6,7 @@ neither torch nor numpy, and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,11 +154,11 @@ def _doubt(folder: Path, tracker: int | TrackerProblem | None, selected: StepInf
         return tracker.message.rstrip(".")
     if selected is None:
         return f"{folder / TRACKER_NAME} names step {tracker}, which does not exist"
-    return f"{selected.path} is not complete ({'; '.join(selected.problems)})"
+    return f"{selected.path} is not complete ({_joined(selected.problems)})"
 
 
 def _none_complete(folder: Path, steps: list[StepInfo]) -> str:
-    rows = [f"  {step.path.name}: {'; '.join(step.problems) or 'incomplete'}" for step in steps[-MAX_LISTED:]]
+    rows = [f"  {step.path.name}: {_joined(step.problems) or 'incomplete'}" for step in steps[-MAX_LISTED:]]
     return "\n".join(
         [
             f"No checkpoint in {folder} is complete, and training from scratch would lose them silently.",
@@ -167,3 +167,7 @@ def _none_complete(folder: Path, steps: list[StepInfo]) -> str:
             "trainer.resume_mode=resume_path, or start in an empty trainer.default_local_dir.",
         ]
     )
+
+
+def _joined(problems: Sequence[str]) -> str:
+    return "; ".join(problem.rstrip(".") for problem in problems)

@@ -107,10 +107,12 @@ def _summary(result: Audit) -> str:
     newest = result.ledger.last
     age = "" if newest is None else f", last line {output.duration(time.time() - newest.time)} ago"
     lives = "1 life" if lineage.num_lives == 1 else f"{lineage.num_lives} lives"
+    first = result.first.step + 1
+    steps = f"steps {first} to {result.last_step}" if result.last_step >= first else "no step is done yet"
     discarded = f"; {lineage.num_discarded} steps thrown away by resumes" if lineage.num_discarded else ""
     return (
         f"{result.ledger.path}\n"
-        f"Run {last.run_id}: steps {result.first.step + 1} to {result.last_step}, {lives}"
+        f"Run {last.run_id}: {steps}, {lives}"
         f"{f', resumed from step {resumed}' if resumed else ''}{discarded}.\n"
         f"{'Training is over' if result.is_finished else 'Training goes on, or was killed'}{age}."
     )

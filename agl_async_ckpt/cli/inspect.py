@@ -164,7 +164,8 @@ def _print(target: Target, rows: list[Row]) -> None:
 def _problems(row: dict[str, Any]) -> str:
     place = str(row["path"])
     name = Path(place).name
-    return "; ".join(problem.replace(f"{place}/", "").replace(place, name) for problem in row["problems"])
+    problems = [problem.replace(f"{place}/", "").replace(place, name) for problem in row["problems"]]
+    return problems[0] if len(problems) == 1 else "; ".join(problem.rstrip(".") for problem in problems)
 
 
 def _cells(row: dict[str, Any], trailer: Trailer | None, now: float, drawn: bool) -> list[object]:

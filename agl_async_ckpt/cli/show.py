@@ -86,10 +86,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _number(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("must be 0 or more")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, got {text!r}")
+    return int(text)
 
 
 def _file(target: Target) -> Path:

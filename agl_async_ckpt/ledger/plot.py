@@ -94,9 +94,7 @@ def _render(audit: Audit, file_format: str) -> bytes:
 
         from agl_async_ckpt.ledger.grid import build_grid
     except ImportError:
-        raise PlotError(
-            "The picture needs matplotlib, which is not installed: pip install 'agl-async-ckpt[plot]'."
-        ) from None
+        raise PlotError("The picture needs matplotlib, which is not installed: pip install matplotlib.") from None
     grid = build_grid(audit, max_height=MAX_HEIGHT, max_width=MAX_WIDTH)
     # Text stays text and ids are fixed, so that the same audit gives the same bytes.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "agl-async-ckpt", "font.size": 9.0}):
