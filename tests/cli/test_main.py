@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 
 from agl_async_ckpt.cli import main as cli_main
 from agl_async_ckpt.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
-from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.layout import FILE_NAME
 from tests.cli.conftest import Cli
 
 MODULE = [sys.executable, "-m", "agl_async_ckpt"]
@@ -151,16 +154,23 @@ def test_module_is_the_command_and_a_closed_pipe_ends_it_quietly(out: Path) -> N
     assert (done.returncode, done.stderr) == (EXIT_BROKEN_PIPE, "")
 
 
-def test_interrupt_of_the_process_leaves_no_traceback(out: Path) -> None:
-    """The real signal, while the command reads a pipe in place of a tracker."""
-    (out / TRACKER_NAME).unlink()
-    os.mkfifo(out / TRACKER_NAME)
-    command = [*MODULE, "inspect", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with (out / TRACKER_NAME).open("wb"):  # opens once the command has opened the other end
-        process.send_signal(signal.SIGINT)
-        output, error = process.communicate(timeout=60)
-    assert (process.returncode, output, error) == (EXIT_INTERRUPTED, "", "")
+def test_interrupt_of_the_process_leaves_no_traceback(tmp_path: Path) -> None:
+    """The real signal, while the command waits for the reader of its long output."""
+    for step in range(1, 1001):
+        (tmp_path / f"global_step_{step}").mkdir()
+    process = subprocess.Popen([*MODULE, "inspect", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    capacity = fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
+    while _num_waiting(process.stdout.fileno()) < capacity:
+        assert process.poll() is None, "the output is too short to fill the pipe"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (EXIT_INTERRUPTED, b"")
+
+
+def _num_waiting(fd: int) -> int:
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_damaged_file_is_named_by_every_command(cli: Cli, out: Path) -> None:

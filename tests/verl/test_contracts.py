@@ -84,6 +84,7 @@ def test_trainer_class_is_where_the_swap_looks_for_it() -> None:
 
 
 OVERRIDDEN = {
+    "fit": (),
     "_save_checkpoint": (),
     "_load_checkpoint": (),
     "_make_rollout_manager": ("manager_cls",),

@@ -36,7 +36,7 @@ from tests.rig.in_flight import (  # noqa: E402
 )
 from tests.rig.life import run_life  # noqa: E402
 from tests.rig.record import Life, lineage, rows_trained  # noqa: E402
-from tests.rig.runs import assert_balanced, assert_continues, settings, uninterrupted  # noqa: E402
+from tests.rig.runs import TRACKER, assert_balanced, assert_continues, settings, uninterrupted  # noqa: E402
 from tests.rig.server import AglServer  # noqa: E402
 
 pytestmark = pytest.mark.timeout(240)
@@ -576,12 +576,13 @@ def test_unreachable_server_at_resume_leaves_the_checkpoint_untouched(server: Ag
     """A clear message with the URL after `server_wait_s`; a start with the server there continues."""
     run = settings("16/2/6", extension={"server_wait_s": 0})
     first = kill_after(run, tmp_path, server, 2)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    checkpoint = [tmp_path / TRACKER, *(path for path in tmp_path.glob("global_step_*/**/*") if path.is_file())]
+    before = {path: path.read_bytes() for path in checkpoint}
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         with pytest.raises(ServerError, match=f"The agl-server at {url} was not reachable for 0 s"):
             run_life(run, tmp_path, url)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in checkpoint} == before
     second = run_life(run, tmp_path, server.url)
     assert_continues(uninterrupted(run, server), first, second)
