@@ -84,7 +84,7 @@ def _decide_latest(folder: Path) -> Decision:
         doubt = f"{_doubt(folder, tracker, None)}, and there is no checkpoint beside it"
         return Decision(reason=doubt, warning=f"{doubt}: training from scratch.")
     newest = next((step for step in reversed(steps) if step.complete), None)
-    if newest is None and (_names_nothing(tracker) or selected) and _died_in_first_save(folder, steps):
+    if newest is None and _died_in_first_save(folder, steps, tracker):
         fact = f"The first save of this run, {steps[0].path}, never finished"
         return Decision(reason=fact, warning=f"{fact}: training from scratch.")
     if newest is None:
@@ -131,20 +131,18 @@ def _names_nothing(tracker: int | TrackerProblem | None) -> bool:
     return tracker is None or (isinstance(tracker, TrackerProblem) and tracker.kind in ("empty", "nul"))
 
 
-def _died_in_first_save(folder: Path, steps: list[StepInfo]) -> bool:
+def _died_in_first_save(folder: Path, steps: list[StepInfo], tracker: int | TrackerProblem | None) -> bool:
     """Whether all there is is the run's very first save, which never returned: no checkpoint is lost with it.
 
     The seal is written last. A tracker that names the step without one is what a power cut can leave of VERL's unsynced
-    files. Not for a fork, which began from a checkpoint elsewhere, nor for a copied folder, which may be a part.
+    files, or else a copy of a part of the folder, which another inode tells. Not for a fork, which began from a
+    checkpoint elsewhere.
     """
     run = read_run(folder)
-    return (
-        run is not None
-        and run.parent_run_id is None
-        and run.folder_inode == folder.stat().st_ino
-        and [step.step for step in steps] == [run.first_step]
-        and not (steps[0].path / SEAL_NAME).exists()
-    )
+    if run is None or run.parent_run_id is not None or [step.step for step in steps] != [run.first_step]:
+        return False
+    in_place = run.folder_inode == folder.stat().st_ino
+    return not (steps[0].path / SEAL_NAME).exists() and (_names_nothing(tracker) or (steps[0].selected and in_place))
 
 
 def _doubt(folder: Path, tracker: int | TrackerProblem | None, selected: StepInfo | None) -> str:
