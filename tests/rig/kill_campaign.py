@@ -189,7 +189,8 @@ class Campaign:
             _kill(pid)  # whatever is left of its session
         life = Life.from_file(Path(request["record"]))
         if not life.finished:
-            log = Path(request["log"]).read_text()
+            path = Path(request["log"])
+            log = path.read_text() if path.exists() else ""  # killed before it had opened it
             assert "Traceback" not in log, log
         return life
 
