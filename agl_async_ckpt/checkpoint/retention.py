@@ -95,9 +95,5 @@ def remove_unusable_inputs(output_dir: Path, newest: int) -> None:
 
 def remove_leftovers(output_dir: Path) -> None:
     """Remove temporary files of writers that were killed, in the output folder and its steps."""
-    if not output_dir.is_dir():
-        return
-    folders = [output_dir, *(folder for folder in output_dir.iterdir() if parse_step(folder) is not None)]
-    for folder in folders:
-        for path in remove_leftover_temps(folder):
-            log.info("Removed %s, left behind by a writer that was killed.", path)
+    for path in remove_leftover_temps(output_dir):
+        log.info("Removed %s, left behind by a writer that was killed.", path)
