@@ -149,7 +149,6 @@ class Session:
         """
         if not (self.config.ledger and self.trains and capture.is_async(trainer)):
             return
-        run = self.run
         try:
             self.ledger = Recorder(
                 trainer,
@@ -159,9 +158,7 @@ class Session:
                 in_flight=self.in_flight.everything(capture.carry_over(trainer)),
                 loader_rows=loader_rows,
                 num_ahead=num_ahead,
-                run_id=None if run is None else run.run_id,
-                parent_run_id=None if run is None else run.parent_run_id,
-                life=None if run is None else run.life,
+                run=self.run,
             )
         except StateWriteError as error:
             if self.active:

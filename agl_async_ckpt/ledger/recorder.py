@@ -22,6 +22,7 @@ from agl_async_ckpt.ledger.passes import PassCounter
 from agl_async_ckpt.ledger.reader import Ledger, read_ledger
 from agl_async_ckpt.ledger.writer import LedgerWriter
 from agl_async_ckpt.state import num_rows
+from agl_async_ckpt.storage.run_identity import RunIdentity
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +51,7 @@ class Recorder:
         in_flight: Every `EnqueuedRollout` that was put back, oldest first.
         loader_rows: Rows of the pass that the loader has handed out by the loaded position; None if unknown.
         num_ahead: Rows read since then, at the end of the buffered ones.
-        run_id: Of the output folder; None to take the ledger's, or a new one.
-        parent_run_id: Of the run that a fork continues.
-        life: Number of this life; None to count on from the ledger.
+        run: Identity of the output folder; None to take the ledger's run id, or a new one, and count its lives on.
 
     Raises:
         StateWriteError: The output folder cannot be written.
@@ -68,17 +67,16 @@ class Recorder:
         in_flight: Sequence[Any],
         loader_rows: int | None,
         num_ahead: int = 0,
-        run_id: str | None = None,
-        parent_run_id: str | None = None,
-        life: int | None = None,
+        run: RunIdentity | None = None,
     ) -> None:
         self._writer = LedgerWriter(output_dir)
         own = _read(output_dir)
         earlier = [] if own is None else own.starts
-        self._run_id = run_id or (earlier[-1].run_id if earlier else uuid.uuid4().hex)
+        run = run or RunIdentity(earlier[-1].run_id if earlier else uuid.uuid4().hex)
+        self._run_id = run.run_id
         # Starts with enabled=false count on here and not in the run file: a number must not come twice.
         next_life = 1 + max((start.life for start in earlier if start.run_id == self._run_id), default=0)
-        self._life = max(life or 1, next_life)
+        self._life = max(run.life, next_life)
         self._positions = knows_positions(trainer.train_dataset)
         self._names: dict[GroupKey, InputName] = {}
         is_fork = resumed_from is not None and not resumed_from.parent.samefile(output_dir)
@@ -99,7 +97,7 @@ class Recorder:
             resume=resume,
             resumed_from=None if resumed_from is None else str(resumed_from),
             is_fork=is_fork,
-            parent_run_id=parent_run_id,
+            parent_run_id=run.parent_run_id,
             in_flight=tuple(self._in_flight),
             buffered=tuple(self._buffered),
             loader_rows=loader_rows,
