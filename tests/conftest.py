@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -31,6 +32,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Add the filters above behind `error`, which stays in force for everything else."""
     for line in THIRD_PARTY_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
+
+
+@pytest.fixture(autouse=True)
+def _own_log_level() -> Iterator[None]:
+    """Switching on makes the package's INFO lines visible for the whole process: not for the next test."""
+    logger = logging.getLogger("agl_async_ckpt")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

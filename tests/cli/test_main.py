@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -158,19 +157,28 @@ def test_interrupt_of_the_process_leaves_no_traceback(tmp_path: Path) -> None:
     """The real signal, while the command waits for the reader of its long output."""
     for step in range(1, 1001):
         (tmp_path / f"global_step_{step}").mkdir()
-    process = subprocess.Popen([*MODULE, "inspect", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    capacity = fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
-    while _num_waiting(process.stdout.fileno()) < capacity:
-        assert process.poll() is None, "the output is too short to fill the pipe"
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    with subprocess.Popen(
+        [*MODULE, "inspect", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            while not _is_full(process.stdout.fileno()):
+                assert process.poll() is None, "the output is too short to fill the pipe"
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, error) == (EXIT_INTERRUPTED, b"")
 
 
-def _num_waiting(fd: int) -> int:
-    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+def _is_full(reading_end: int) -> bool:
+    """Whether a write to the pipe would wait. Its number of bytes does not tell: the last page need not be full."""
+    writing_end = os.open(f"/proc/self/fd/{reading_end}", os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        return not select.select([], [writing_end], [], 0)[1]
+    finally:
+        os.close(writing_end)
 
 
 def test_damaged_file_is_named_by_every_command(cli: Cli, out: Path) -> None:

@@ -48,7 +48,7 @@ def test_configuration_page_lists_every_key_with_its_default() -> None:
 
 def test_metrics_page_lists_every_metric() -> None:
     """The names under training/async_ckpt/ are those of the page."""
-    source = (ROOT / "agl_async_ckpt" / "checkpoint" / "session.py").read_text()
+    source = (ROOT / "src" / "agl_async_ckpt" / "checkpoint" / "session.py").read_text()
     per_step = set(re.findall(r'"((?:num|input|last)_[a-z_]+)":', source))
     report = ResumeReport(Path("x"), "", Position(1, 1, {"num_carry_over_groups": 0}))
     assert {name_of(row[0]) for row in table_rows("metrics.md")} == per_step | set(report.metrics())

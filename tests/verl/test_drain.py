@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -170,11 +171,12 @@ def test_stale_requests_are_left_alone_after_the_wait(caplog: pytest.LogCaptureF
 def test_later_steps_do_not_wait_that_long_again(caplog: pytest.LogCaptureFixture) -> None:
     """A request that hangs for half an hour costs the wait once, and each later step a few seconds."""
     judge = session(3)
-    assert judge.drained(3, 120.0)
-    assert not judge.drained(3, 4.9)
-    assert judge.drained(3, 5.0)
-    assert not judge.drained(4, 1e6), "one is ours"
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with caplog.at_level(logging.INFO, "agl_async_ckpt"):
+        assert judge.drained(3, 120.0)
+        assert not judge.drained(3, 4.9)
+        assert judge.drained(3, 5.0)
+        assert not judge.drained(4, 1e6), "one is ours"
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     quick = session(3, drain_wait_s=1.0)
     assert quick.drained(3, 1.0)
     assert quick.drained(3, 1.0)
