@@ -100,7 +100,11 @@ def test_tests_of_an_unpacked_sdist_pass_against_the_wheel(built: Built, binarie
     (unpacked,) = tmp_path.iterdir()
     pytest_ = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     run([*pytest_, "--collect-only", "tests", "examples"], unpacked, binaries)
-    run([*pytest_, "tests/verl/test_docs.py", "tests/verl/test_public_api.py", "tests/cli/test_inspect.py"], unpacked, binaries)
+    run(
+        [*pytest_, "tests/verl/test_docs.py", "tests/verl/test_public_api.py", "tests/cli/test_inspect.py"],
+        unpacked,
+        binaries,
+    )
 
 
 def test_tests_run_in_an_environment_like_users_have() -> None:
