@@ -1,4 +1,4 @@
-"""One checkpoint: our file, then VERL's save, then the seal (the commit order of docs/guarantees.md)."""
+"""One checkpoint: our file, then VERL's save, then the seal (the order of docs/commit-order.md)."""
 
 from __future__ import annotations
 
