@@ -23,6 +23,7 @@ from hypothesis.extra import numpy as hnp  # noqa: E402
 
 from agl_async_ckpt.codec import arrays as codec_arrays  # noqa: E402
 from agl_async_ckpt.codec import values as codec  # noqa: E402
+from agl_async_ckpt.codec.decode import require_tree  # noqa: E402
 from agl_async_ckpt.codec.values import (  # noqa: E402
     MAX_DEPTH,
     TAG,
@@ -206,6 +207,80 @@ def test_encoded_value_does_not_change_with_its_source() -> None:
     value["bytes"][0] = 0
     wanted = {"tensor": torch.zeros(3), "array": np.zeros(300), "list": [1], "bytes": bytearray(b"a")}
     assert_same(decode_value(plain), wanted)
+
+
+def memory_of(plain: Any) -> int:
+    data = plain if isinstance(plain, torch.Tensor) else plain["data"]
+    return data.untyped_storage().data_ptr()
+
+
+def large_batch() -> dict[str, Any]:
+    """Every kind of large column, all of them the end of something longer, as the tail of a batch is."""
+    read_only = np.arange(40_000.0)
+    read_only.flags.writeable = False
+    images = [bytes([i]) * 70_000 for i in range(4)]
+    return {
+        "ids": torch.arange(80_000).reshape(8, 10_000)[4:],
+        "half": torch.arange(160_000, dtype=torch.bfloat16).reshape(8, -1)[4:],
+        "times": np.arange(40_000).astype("<M8[s]").reshape(8, -1)[4:],
+        "fortran": np.asfortranarray(np.arange(80_000.0).reshape(4, -1)),
+        "read_only": read_only.reshape(8, -1)[4:],
+        "images": objects(*images),
+    }
+
+
+def test_lent_batch_is_not_copied_and_comes_back_the_same() -> None:
+    """A tail of a gigabyte is saved from where it lies, and without the rows before it."""
+    batch = large_batch()
+    plain = encode_batch(batch, lend=True)
+    for name in ("ids", "half"):
+        assert memory_of(plain[name]) == batch[name].data_ptr()
+        assert plain[name].untyped_storage().nbytes() == batch[name].numel() * batch[name].itemsize
+    for name in ("times", "fortran", "read_only"):
+        assert memory_of(plain[name]) == batch[name].ctypes.data
+        assert plain[name]["data"].untyped_storage().nbytes() == batch[name].nbytes
+    for item, image in zip(plain["images"]["items"], batch["images"], strict=True):
+        assert memory_of(item) == np.frombuffer(image, np.uint8).ctypes.data
+    restored = {name: decode_value(column) for name, column in through_file(plain).items()}
+    assert_same(restored, {name: torch.clone(v) if torch.is_tensor(v) else v for name, v in batch.items()})
+
+
+def test_memory_in_two_columns_is_lent_once() -> None:
+    """`torch.save` refuses one address under two types, and a reader refuses one storage in two places."""
+    ids = torch.arange(20_000)
+    plain = encode_batch({"ids": ids, "again": ids, "floats": ids.view(torch.float64), "array": ids.numpy()}, lend=True)
+    restored = through_file(plain)
+    require_tree(restored)
+    assert_same(decode_value(restored["array"]), ids.numpy())
+
+
+@pytest.mark.parametrize("make", [lambda t: t.T, lambda t: t[:, ::2], lambda t: t.to(torch.complex64).conj()])
+def test_memory_that_is_not_the_value_is_not_lent(make: Any) -> None:
+    """Other strides, and conjugates that torch computes when asked."""
+    tensor = make(torch.arange(90_000.0).reshape(300, 300))
+    assert_same(through_file(encode_batch({"x": tensor}, lend=True))["x"], tensor.resolve_conj().contiguous())
+
+
+def test_small_tensor_does_not_keep_the_loaded_file_in_memory() -> None:
+    """torch maps the file, and the state of a generator lives as long as the run."""
+    file = torch.arange(100_000)
+    assert decode_value(file[:100]).untyped_storage().nbytes() == 100 * 8
+    assert decode_value(file).data_ptr() == file.data_ptr()
+
+
+def test_large_array_takes_over_the_loaded_memory() -> None:
+    """The tail of a resume is in memory once."""
+    plain = encode_batch({"x": np.arange(40_000)})["x"]
+    assert decode_value(plain).ctypes.data == plain["data"].data_ptr()
+
+
+def test_shared_array_is_copied_for_each_reference() -> None:
+    """Siblings must not share what a hook may change in place."""
+    plain = encode_value(np.arange(40_000), "x")
+    reference = {TAG: "shared", "digest": "d"}
+    first, second = (decode_value(reference, {"d": plain}) for _ in range(2))
+    first[0] = 7
+    assert second[0] == 0
 
 
 def test_decoded_value_does_not_change_with_the_payload() -> None:

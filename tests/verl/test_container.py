@@ -10,6 +10,7 @@ import io
 import json
 import os
 import struct
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -98,7 +99,8 @@ def test_trailer_tells_what_was_written(tmp_path: Path) -> None:
     assert verify(path) == found
     again, content = read_verified(path)
     assert again == found
-    assert content.read() == path.read_bytes()
+    with content:
+        assert content.read() == path.read_bytes()
 
 
 def test_digest_follows_the_written_rule(tmp_path: Path) -> None:
@@ -390,20 +392,44 @@ def test_verified_bytes_are_the_ones_returned(tmp_path: Path, monkeypatch: pytes
     """The file is read once: what is changed on disk afterwards does not reach the reader."""
     path = write(tmp_path / "state.pt")
     whole = path.read_bytes()
-    reads: list[int] = []
-    pread = os.pread
+    preadv = os.preadv
 
-    def spy(fd: int, length: int, offset: int) -> bytes:
-        data = pread(fd, length, offset)
-        reads.append(len(data))
-        if len(reads) == 2:  # the end was read to find the trailer, then the whole
-            path.write_bytes(b"replaced")
-        return data
+    def spy(fd: int, buffers: list[memoryview], offset: int) -> int:
+        num_bytes = preadv(fd, buffers, offset)
+        path.write_bytes(b"replaced")
+        return num_bytes
 
-    monkeypatch.setattr(container.os, "pread", spy)
+    monkeypatch.setattr(container.os, "preadv", spy)
     _, content = read_verified(path)
     assert path.read_bytes() == b"replaced"
-    assert content.read() == whole
+    with content:
+        assert content.read() == whole
+
+
+def test_file_that_shrinks_while_it_is_read_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be read is zero in memory, and the digest does not fit."""
+    path = write(tmp_path / "state.pt", archive(os.urandom(100_000)))
+    preadv = os.preadv
+
+    def shrink(fd: int, buffers: list[memoryview], offset: int) -> int:
+        os.truncate(path, 50_000)
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(container.os, "preadv", shrink)
+    with pytest.raises(DamagedStateError, match="checksum"):
+        read_verified(path)
+
+
+def test_refused_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    """A listing of damaged files must not use up the descriptors of a process."""
+    damaged = write(tmp_path / "state.pt", archive(os.urandom(100_000)))
+    data = bytearray(damaged.read_bytes())
+    data[50_000] ^= 1
+    damaged.write_bytes(data)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(DamagedStateError):
+        read_verified(damaged)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_large_file_is_verified_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,9 +437,10 @@ def test_large_file_is_verified_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
     path = write(tmp_path / "state.pt", archive(os.urandom(100_000)))
     wanted = verify(path)
     for size in (1009, 4096):
-        monkeypatch.setattr(container, "_CHUNK", size)
+        monkeypatch.setattr(container, "BLOCK", size)
         assert verify(path) == wanted
-        assert read_verified(path)[1].getvalue() == path.read_bytes()
+        with read_verified(path)[1] as content:
+            assert content.read() == path.read_bytes()
 
 
 @pytest.mark.parametrize("size", [0, 1, 22, 23, 4 * 2**20 - 1, 4 * 2**20, 9 * 2**20 + 5])
@@ -457,3 +484,30 @@ def test_writer_raises_its_first_error_for_ever(monkeypatch: pytest.MonkeyPatch,
                 writer.write(bytes(5 * 2**20))
             assert writer.error is caught.value
     assert len(calls) == 1
+
+
+def test_writer_has_hashed_a_large_piece_when_it_returns(tmp_path: Path) -> None:
+    """The memory is torch's, which may free it then: what is changed afterwards does not reach the digest."""
+    zipped = archive(os.urandom(9 * 2**20))
+    path = tmp_path / "state.pt"
+    with path.open("wb") as file, TrailerWriter(file.fileno()) as writer:
+        memory = bytearray(zipped[:-100])
+        writer.write(memory)
+        memory[:] = bytes(len(memory))
+        writer.write(zipped[-100:])
+        writer.finish(trailer)
+    assert verify(path).num_zip_bytes == len(zipped)
+
+
+def test_writer_keeps_no_copy_of_a_large_piece(tmp_path: Path) -> None:
+    """A tail of a gigabyte is written from where it lies."""
+    zipped = archive(bytes(32 * 2**20))
+    with (tmp_path / "state.pt").open("wb") as file, TrailerWriter(file.fileno()) as writer:
+        tracemalloc.start()
+        try:
+            writer.write(zipped)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        writer.finish(trailer)
+    assert peak < 2**20

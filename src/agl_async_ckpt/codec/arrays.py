@@ -18,6 +18,9 @@ import torch
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 _SMALL = 1024
+LARGE = 64 * 1024
+"""From this size on, bytes, the memory of a value is used where it is, and smaller ones are copied."""
+
 _PLAIN_KINDS = "biufcmMSUV"
 # Every supported torch writes these itself; the others travel as bytes and a name, so that no version has to know
 # how another one pickles them.
@@ -39,13 +42,49 @@ _NATIVE_DTYPES = frozenset(
 )
 
 
-def pack_bytes(data: bytes | bytearray) -> Any:
+class Lender:
+    """Hands out memory of the values that are packed, instead of copies of it.
+
+    Only for values that nobody changes until the payload is written. What is small is copied all the same. No address
+    is handed out twice: `torch.save` refuses one that it meets under two types.
+    """
+
+    def __init__(self) -> None:
+        self._lent: set[int] = set()
+
+    def lend(self, memory: Array) -> torch.Tensor | None:
+        """Return `memory`, (num_bytes,) uint8, as a tensor whose storage is exactly that; None if it is to be copied.
+
+        torch is shown the address only: it warns of memory that may not be written, and nobody writes here.
+        """
+        address: int = memory.__array_interface__["data"][0]
+        if memory.nbytes < LARGE or address in self._lent:
+            return None
+        self._lent.add(address)
+        return torch.from_numpy(np.asarray(_Shown(memory, address)))
+
+
+class _Shown:
+    """An array's memory as numpy takes it from any object; keeps the array alive."""
+
+    def __init__(self, memory: Array, address: int) -> None:
+        self._memory = memory
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": memory.shape,
+            "typestr": "|u1",
+            "data": (address, False),
+        }
+
+
+def pack_bytes(data: bytes | bytearray, lender: Lender | None = None) -> Any:
     """Turn bytes into a blob."""
     if not data:
         return None  # weights_only refuses an empty bytes object
     if len(data) <= _SMALL:
         return bytes(data)
-    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))
+    lent = lender.lend(np.frombuffer(data, dtype=np.uint8)) if lender else None
+    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8)) if lent is None else lent
 
 
 def unpack_bytes(blob: Any) -> bytes:
@@ -90,23 +129,40 @@ def unpack_dtype(plain: Any) -> np.dtype[Any]:
     return dtype
 
 
-def pack_array(array: Array, dtype: Any) -> dict[str, Any]:
-    """Copy a non-object array; `dtype` is its description. Keeps Fortran order, and drops any other strides."""
+def pack_array(array: Array, dtype: Any, lender: Lender | None = None) -> dict[str, Any]:
+    """Copy or lend a non-object array; `dtype` is its description. Keeps Fortran order, and drops any other strides."""
     order = "F" if array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous else "C"
-    return {"dtype": dtype, "shape": list(array.shape), "order": order, "data": pack_bytes(array.tobytes(order))}
+    data = None
+    if lender and array.flags.forc:
+        data = lender.lend(array.ravel(order).view(np.uint8))
+    if data is None:
+        data = pack_bytes(array.tobytes(order))
+    return {"dtype": dtype, "shape": list(array.shape), "order": order, "data": data}
 
 
-def unpack_array(plain: dict[str, Any]) -> Array:
-    """Rebuild a writable array of its own memory.
+def unpack_array(plain: dict[str, Any], *, copy: bool = True) -> Array:
+    """Rebuild a writable array.
+
+    Args:
+        plain: What `pack_array` made.
+        copy: Give it memory of its own; else a large one takes over that of `plain`, which is to be used once.
 
     Raises:
         ValueError: The sizes disagree, checked before memory is taken.
     """
     dtype, shape, order = unpack_dtype(plain["dtype"]), unpack_shape(plain["shape"]), plain["order"]
-    data = unpack_bytes(plain["data"])
-    if math.prod(shape) * dtype.itemsize != len(data):
-        raise ValueError(f"an array of shape {shape} and type {dtype} does not fit into {len(data)} bytes")
-    return np.ndarray(shape, dtype, bytearray(data), order=order).copy(order="K")
+    data = _memory_of(plain["data"])
+    if math.prod(shape) * dtype.itemsize != data.nbytes:
+        raise ValueError(f"an array of shape {shape} and type {dtype} does not fit into {data.nbytes} bytes")
+    array: Array = np.ndarray(shape, dtype, data.data, order=order)
+    return array.copy(order="K") if copy or array.nbytes < LARGE or not array.flags.writeable else array
+
+
+def _memory_of(blob: Any) -> Array:
+    """The bytes of a blob where they are, (num_bytes,) uint8."""
+    if type(blob) is torch.Tensor and blob.dtype is torch.uint8 and blob.dim() == 1:
+        return check_tensor(blob).numpy()
+    return np.frombuffer(unpack_bytes(blob), dtype=np.uint8)
 
 
 def unpack_shape(plain: Any) -> tuple[int, ...]:
@@ -120,14 +176,27 @@ def unpack_shape(plain: Any) -> tuple[int, ...]:
     return tuple(plain)
 
 
-def pack_tensor(tensor: torch.Tensor) -> Any:
-    """Copy a tensor to the CPU, without its graph and without the rest of its storage."""
+def pack_tensor(tensor: torch.Tensor, lender: Lender | None = None) -> Any:
+    """Copy a tensor to the CPU, or lend it, without its graph and without the rest of its storage."""
+    lent = _lent_tensor(tensor.detach(), lender) if lender else None
+    if lent is not None:
+        return lent
     copy = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     if copy.dtype in _NATIVE_DTYPES:
         return copy
     name = str(copy.dtype).removeprefix("torch.")
     data = copy.reshape(-1).view(torch.uint8).numpy().tobytes() if copy.numel() else b""
     return {"dtype": name, "shape": list(copy.shape), "data": pack_bytes(data)}
+
+
+def _lent_tensor(tensor: torch.Tensor, lender: Lender) -> torch.Tensor | None:
+    is_lazy = tensor.is_conj() or tensor.is_neg()  # its memory does not hold its values
+    if not tensor.is_cpu or tensor.dtype not in _NATIVE_DTYPES or not tensor.is_contiguous() or is_lazy:
+        return None
+    if not tensor.numel():
+        return None
+    lent = lender.lend(tensor.reshape(-1).view(torch.uint8).numpy())
+    return None if lent is None else lent.view(tensor.dtype).reshape(tensor.shape)
 
 
 def unpack_tensor(plain: dict[str, Any]) -> torch.Tensor:

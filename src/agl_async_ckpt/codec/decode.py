@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from agl_async_ckpt.codec.arrays import (
+    LARGE,
     Array,
     check_tensor,
     unpack_array,
@@ -46,7 +47,7 @@ def decode_value(plain: Plain, shared: Mapping[str, Plain] | None = None) -> Any
         return {key: decode_value(item, shared) for key, item in plain.items()}
     if kind is list:
         return [decode_value(item, shared) for item in plain]
-    return check_tensor(plain) if kind is torch.Tensor else plain
+    return _own_if_small(check_tensor(plain)) if kind is torch.Tensor else plain
 
 
 def require_tree(plain: Plain) -> None:
@@ -74,6 +75,11 @@ def require_tree(plain: Plain) -> None:
         met.add(mark)
 
 
+def _own_if_small(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a small tensor out of the mapped file: the state of a generator must not keep all of that in memory."""
+    return tensor.clone() if tensor.numel() * tensor.itemsize < LARGE else tensor
+
+
 def _unzone(plain: Any) -> dt.tzinfo | None:
     if plain is None or isinstance(plain, str):
         return None if plain is None else zoneinfo.ZoneInfo(plain)
@@ -95,7 +101,11 @@ def _scalar(plain: dict[str, Plain]) -> Any:
 
 def _from_shared(plain: dict[str, Plain], shared: Mapping[str, Plain] | None) -> Any:
     # Decoded afresh for each reference: siblings must not share a dict that a hook may change in place.
-    return decode_value((shared or {})[plain["digest"]], None)
+    return decode_value((shared or {})[plain["digest"]], _REFERENCED)
+
+
+_REFERENCED: Mapping[str, Plain] = {}
+"""In place of the shared values while one of them is decoded: others refer to the same memory."""
 
 
 _DECODERS: dict[str, Callable[[dict[str, Plain], Mapping[str, Plain] | None], Any]] = {
@@ -116,7 +126,7 @@ _DECODERS: dict[str, Callable[[dict[str, Plain], Mapping[str, Plain] | None], An
     "time": lambda plain, _: dt.time(*plain["parts"][:4], tzinfo=_unzone(plain["zone"]), fold=plain["parts"][4]),
     "timedelta": lambda plain, _: dt.timedelta(*plain["parts"]),
     "numbers": lambda plain, _: unpack_numbers(plain),
-    "array": lambda plain, _: unpack_array(plain),
+    "array": lambda plain, shared: unpack_array(plain, copy=shared is _REFERENCED),
     "object_array": _object_array,
     "scalar": lambda plain, _: _scalar(plain),
     "numpy.str_": lambda plain, _: np.str_(plain["text"]),

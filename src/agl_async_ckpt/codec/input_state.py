@@ -31,6 +31,9 @@ _UPGRADES: dict[int, Callable[[dict[str, Plain]], dict[str, Plain]]] = {}
 def encode_state(state: InputState) -> dict[str, Plain]:
     """Encode a state as the plain payload of a file of the current format version.
 
+    Large columns of the buffered batch are not copied: the payload shows their memory, and is to be written before
+    they change.
+
     Raises:
         UnencodableValueError: A value that would not come back exactly, by column and row where it has one.
     """
@@ -46,7 +49,7 @@ def encode_state(state: InputState) -> dict[str, Plain]:
         "written_by": dict(state.written_by),
         "num_dropped_groups": state.num_dropped_groups,
         "loader_state": encode_value(dict(state.loader_state), "loader state"),
-        "buffered_batch": None if state.buffered_batch is None else encode_batch(state.buffered_batch),
+        "buffered_batch": None if state.buffered_batch is None else encode_batch(state.buffered_batch, lend=True),
         "carry_over": [_encode_group(group, shared) for group in state.carry_over],
         "shared": shared.values,
         "rng_state": _encode_rng(state.rng_state),

@@ -20,6 +20,7 @@ import torch
 
 from agl_async_ckpt.codec.arrays import (
     Array,
+    Lender,
     pack_array,
     pack_bytes,
     pack_dtype,
@@ -78,13 +79,18 @@ def encode_value(value: Any, where: str) -> Plain:
     return _run(_Encoder(copy=True), value, where)
 
 
-def encode_batch(batch: Mapping[str, Any]) -> dict[str, Plain]:
+def encode_batch(batch: Mapping[str, Any], *, lend: bool = False) -> dict[str, Plain]:
     """Encode a loader batch: column name -> tensor, numpy array or list, each of one leading length.
+
+    Args:
+        batch: Of any size.
+        lend: What is large is not copied: the result shows the memory of `batch`, which must not change until the
+            result is written.
 
     Raises:
         UnencodableValueError: Names column and row.
     """
-    return _batch(_Encoder(copy=True), batch)
+    return _batch(_Encoder(copy=True, lender=Lender() if lend else None), batch)
 
 
 def check_batch_encodable(batch: Mapping[str, Any]) -> None:
@@ -125,10 +131,14 @@ def _batch(encoder: _Encoder, batch: Mapping[str, Any]) -> dict[str, Plain]:
 
 
 class _Encoder:
-    """One pass over a value. With `copy=False` it only checks: leaves are judged and not copied."""
+    """One pass over a value. With `copy=False` it only checks: leaves are judged and not copied.
 
-    def __init__(self, *, copy: bool) -> None:
+    A `lender` takes the place of large copies.
+    """
+
+    def __init__(self, *, copy: bool, lender: Lender | None = None) -> None:
         self._copy = copy
+        self._lender = lender
         self._by_type: dict[type, Callable[[Any, int], Plain]] = {
             str: self._text,
             int: self._int,
@@ -166,7 +176,7 @@ class _Encoder:
         raise _Refused(value, "cannot be saved exactly")
 
     def _blob(self, tag: str, value: bytes | bytearray) -> Plain:
-        return {TAG: tag, "data": pack_bytes(value) if self._copy else None}
+        return {TAG: tag, "data": pack_bytes(value, self._lender) if self._copy else None}
 
     def _text(self, value: str, _: int) -> Plain:
         if len(value) > _MAX_TEXT:
@@ -218,7 +228,7 @@ class _Encoder:
         dtype = pack_dtype(array.dtype)
         if dtype is None:
             raise _Refused(array, f"of type {array.dtype} cannot be saved exactly")
-        return {TAG: "array", **pack_array(array, dtype)} if self._copy else None
+        return {TAG: "array", **pack_array(array, dtype, self._lender)} if self._copy else None
 
     def _scalar(self, value: Any) -> Plain:
         array = np.asarray(value)
@@ -232,7 +242,7 @@ class _Encoder:
             raise _Refused(tensor, f"({tensor.layout}, {tensor.dtype}, {tensor.device}) is not a plain dense tensor")
         if not self._copy:
             return None
-        packed = pack_tensor(tensor)
+        packed = pack_tensor(tensor, self._lender)
         return packed if isinstance(packed, torch.Tensor) else {TAG: "tensor", **packed}
 
 

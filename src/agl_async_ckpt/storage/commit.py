@@ -11,7 +11,7 @@ import pickle
 import time
 import zipfile
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 
@@ -83,7 +83,7 @@ def commit_state(state: InputState, step_dir: str | os.PathLike[str]) -> Path:
 def load_state(path: str | os.PathLike[str]) -> InputState:
     """Read the state of a step, verified before anything is unpickled.
 
-    Takes twice the size of the file in memory while it loads.
+    Takes the size of the file in memory; a large tensor or array of the result lies in those very bytes.
 
     Args:
         path: A step folder, or the file itself.
@@ -97,6 +97,11 @@ def load_state(path: str | os.PathLike[str]) -> InputState:
     if file.name != FILE_NAME and file.is_dir():
         file = file / FILE_NAME
     trailer, content = read_verified(file)
+    with content:
+        return _load(file, trailer, content)
+
+
+def _load(file: Path, trailer: Trailer, content: BinaryIO) -> InputState:
     step = parse_step(file.absolute().parent)
     if step is not None and step != trailer.global_step:
         raise StateMismatchError(
@@ -111,7 +116,7 @@ def load_state(path: str | os.PathLike[str]) -> InputState:
     except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise _foreign_content(file, str(error)) from error
     try:
-        payload: Any = torch.load(content, map_location="cpu", weights_only=True, mmap=False)
+        payload = _loaded(content)
         state = decode_state(payload)
     except MemoryError:
         raise
@@ -124,6 +129,14 @@ def load_state(path: str | os.PathLike[str]) -> InputState:
         raise DamagedStateError(f"{file} is whole, yet it cannot be read: {type(error).__name__}: {error}") from error
     _check_agreement(trailer, state, file)
     return state
+
+
+def _loaded(content: BinaryIO) -> Any:
+    """Have torch map the file in memory; without /proc, which gives it a name, it is copied."""
+    name = f"/proc/self/fd/{content.fileno()}"
+    if Path(name).exists():
+        return torch.load(name, map_location="cpu", weights_only=True, mmap=True)
+    return torch.load(content, map_location="cpu", weights_only=True, mmap=False)
 
 
 def _foreign_content(file: Path, reason: str) -> DamagedStateError:

@@ -8,22 +8,22 @@ Imports neither torch nor numpy nor pickle, so that a listing is cheap and safe.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import io
+import mmap
 import os
 import stat
 import struct
 import zipfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, BinaryIO
 
 from agl_async_ckpt.exceptions import (
     CheckpointNotFoundError,
     DamagedStateError,
     ForeignFormatError,
 )
+from agl_async_ckpt.storage.hashing import BLOCK, MAX_PENDING, StreamHasher
 from agl_async_ckpt.storage.layout import FILE_NAME
 from agl_async_ckpt.storage.trailer import (
     BLANK_DIGEST,
@@ -55,7 +55,6 @@ _SIGNATURE = b"PK\x05\x06"
 _ZIP64_END_BYTES = 56 + 20
 _LOCAL_SIGNATURE = b"PK\x03\x04"
 _MAX_COMMENT = 0xFFFF
-_CHUNK = 4 * 1024 * 1024
 
 
 def read_trailer(path: str | os.PathLike[str]) -> Trailer:
@@ -80,14 +79,18 @@ def verify(path: str | os.PathLike[str]) -> Trailer:
     """
     with _open(path) as (fd, size):
         end, comment = _find_trailer(fd, size, path)
-        digest = hashlib.sha256()
-        for chunk in _chunks(fd, end, path):
-            digest.update(chunk)
-        return _checked(digest, end, comment, path)
+        with StreamHasher() as hasher:
+            for offset in range(0, end, BLOCK):
+                hasher.update(_read(fd, offset, min(BLOCK, end - offset), path))
+                hasher.settle(MAX_PENDING)
+            return _checked(hasher.finish(), end, comment, path)
 
 
-def read_verified(path: str | os.PathLike[str]) -> tuple[Trailer, io.BytesIO]:
+def read_verified(path: str | os.PathLike[str]) -> tuple[Trailer, BinaryIO]:
     """Read a file into memory once, and verify these very bytes: nothing can change between check and use.
+
+    Returns:
+        The trailer, and a file that lies in memory only (memfd_create(2)): torch can map it instead of copying it.
 
     Raises:
         StateFormatError, CheckpointNotFoundError: As `read_trailer`; a zip directory that declares more than the file
@@ -95,13 +98,21 @@ def read_verified(path: str | os.PathLike[str]) -> tuple[Trailer, io.BytesIO]:
     """
     with _open(path) as (fd, size):
         end, comment = _find_trailer(fd, size, path)
-        content, digest = io.BytesIO(), hashlib.sha256()
-        for chunk in _chunks(fd, end, path):
-            digest.update(chunk)
-            content.write(chunk)
-    trailer = _checked(digest, end, comment, path)
-    content.write(comment)
-    _check_directory(content, path)
+        content = os.fdopen(os.memfd_create(FILE_NAME), "rb")
+        try:
+            os.ftruncate(content.fileno(), size)
+            view = memoryview(mmap.mmap(content.fileno(), size))  # unmapped with its last reader
+            with StreamHasher() as hasher:
+                for offset in range(0, end, BLOCK):
+                    block = view[offset : min(offset + BLOCK, end)]
+                    _read_into(fd, offset, block, path)
+                    hasher.update(block)
+                trailer = _checked(hasher.finish(), end, comment, path)
+            view[end:] = comment
+            _check_directory(content, size, path)
+        except BaseException:
+            content.close()
+            raise
     content.seek(0)
     return trailer, content
 
@@ -147,10 +158,13 @@ def _read(fd: int, offset: int, length: int, path: str | os.PathLike[str]) -> by
         raise DamagedStateError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _chunks(fd: int, end: int, path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The bytes before `end`, in order."""
-    for offset in range(0, end, _CHUNK):
-        yield _read(fd, offset, min(_CHUNK, end - offset), path)
+def _read_into(fd: int, offset: int, block: memoryview, path: str | os.PathLike[str]) -> None:
+    """Fill `block`; where the file has become shorter it stays zero, and the digest will not fit."""
+    try:
+        while block and (num_bytes := os.preadv(fd, [block], offset)):
+            block, offset = block[num_bytes:], offset + num_bytes
+    except OSError as error:
+        raise DamagedStateError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _find_trailer(fd: int, size: int, path: str | os.PathLike[str]) -> tuple[int, bytes]:
@@ -208,7 +222,7 @@ def _sized(trailer: Trailer, end: int, path: str | os.PathLike[str]) -> Trailer:
     return trailer
 
 
-def _check_directory(content: io.BytesIO, path: str | os.PathLike[str]) -> None:
+def _check_directory(content: BinaryIO, size: int, path: str | os.PathLike[str]) -> None:
     """Refuse a directory that would make the loader take more memory than the file has bytes."""
     try:
         with zipfile.ZipFile(content) as archive:
@@ -217,5 +231,5 @@ def _check_directory(content: io.BytesIO, path: str | os.PathLike[str]) -> None:
         raise DamagedStateError(f"{path} is damaged: its zip directory cannot be read ({error}).") from error
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size for entry in entries):
         raise DamagedStateError(f"{path} is damaged: it holds a compressed entry, which torch never writes.")
-    if sum(entry.file_size for entry in entries) > content.getbuffer().nbytes:
+    if sum(entry.file_size for entry in entries) > size:
         raise DamagedStateError(f"{path} is damaged: its entries declare more bytes than the file has.")

@@ -8,9 +8,10 @@ torch.
 
 from __future__ import annotations
 
-import io
+import os
 import struct
 import zipfile
+from typing import BinaryIO
 
 _FIXED: dict[bytes, int] = {
     # protocol; memo put and get
@@ -39,7 +40,7 @@ _NAMES = frozenset(
 )
 
 
-def refuse_foreign_pickle(content: io.BytesIO) -> None:
+def refuse_foreign_pickle(content: BinaryIO) -> None:
     """Judge the pickle of a torch zip file; `content` is left at its start.
 
     Raises:
@@ -54,8 +55,9 @@ def refuse_foreign_pickle(content: io.BytesIO) -> None:
         pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise ValueError(f"{len(pickles)} entries named data.pkl")
-        size = content.getbuffer().nbytes
-        (stated,) = struct.unpack_from("<L", content.getbuffer(), size - len(archive.comment) - 6)
+        size = content.seek(0, os.SEEK_END)
+        content.seek(size - len(archive.comment) - 6)
+        (stated,) = struct.unpack("<L", content.read(4))
         moved = stated != archive.start_dir if size < _ZIP64_FROM else stated < _ZIP64_FROM
         if moved or pickles[0].header_offset != 0:
             # zipfile moves offsets that do not fit; the loader believes them.

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
 from agl_async_ckpt.storage.container import END_RECORD
-from agl_async_ckpt.storage.files import write_all
+from agl_async_ckpt.storage.files import begin_writeback, write_all
+from agl_async_ckpt.storage.hashing import BLOCK, MAX_PENDING, StreamHasher
 from agl_async_ckpt.storage.trailer import BLANK_DIGEST, DIGEST_END, Trailer
 
-_BLOCK = 4 * 1024 * 1024
-_MAX_PENDING = 4
+_WRITEBACK_EVERY = 4 * BLOCK
 
 
 class TrailerWriter:
     """What `torch.save` writes to.
 
-    Blocks of 4 MiB are hashed in a helper thread while they are written: hashlib and write(2) both release the lock.
-    A block is copied first, since torch frees the memory it hands over as soon as `write` returns. The last 22 bytes,
-    the zip end record, are held back until `finish` knows the length of the comment that follows them.
+    Blocks are hashed in a helper thread while they are written, and the kernel is told to move them to the disk
+    meanwhile. Small pieces are gathered; a large one is taken from
+    where it lies, and hashed before `write` returns, since torch may free it then. The last 22 bytes, the zip end
+    record, are held back until `finish` knows the length of the comment that follows them.
 
     An error is kept in `error` and raised again by every later call: torch replaces it by one of its own, and a write
     that failed once must not go on.
@@ -32,9 +30,8 @@ class TrailerWriter:
         self._fd = fd
         self._buffer = bytearray()
         self._num_bytes = 0
-        self._digest = hashlib.sha256()
-        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="agl-async-ckpt-hash")
-        self._pending: deque[Future[None]] = deque()
+        self._num_on_their_way = 0
+        self._hasher = StreamHasher()
         self.error: BaseException | None = None
 
     def __enter__(self) -> TrailerWriter:
@@ -43,7 +40,7 @@ class TrailerWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._hasher.shutdown(cancel_futures=True)
+        self._hasher.__exit__(kind, error, trace)
 
     def write(self, data: Any) -> int:
         """Take all of `data`; returns its length in bytes."""
@@ -51,10 +48,12 @@ class TrailerWriter:
             raise self.error
         try:
             view = memoryview(data).cast("B")
-            for start in range(0, len(view), _BLOCK):
-                self._buffer += view[start : start + _BLOCK]
-                if len(self._buffer) >= _BLOCK + END_RECORD.size:
+            if len(view) < BLOCK:
+                self._buffer += view
+                if len(self._buffer) >= BLOCK + END_RECORD.size:
                     self._put_all_but_the_end()
+            else:
+                self._put_large(view)
         except BaseException as error:
             self.error = error
             raise
@@ -75,11 +74,10 @@ class TrailerWriter:
             raise ValueError("torch.save did not end with a zip end record without a comment")
         comment = make_trailer(self._num_bytes + END_RECORD.size).to_bytes()
         self._put(END_RECORD.pack(*fields, len(comment)))
-        while self._pending:
-            self._pending.popleft().result()
-        self._digest.update(comment)
+        digest = self._hasher.finish()
+        digest.update(comment)
         stated = len(comment) - len(BLANK_DIGEST) - len(DIGEST_END)
-        write_all(self._fd, comment[:stated] + self._digest.hexdigest().encode() + DIGEST_END)
+        write_all(self._fd, comment[:stated] + digest.hexdigest().encode() + DIGEST_END)
 
     def _put_all_but_the_end(self) -> None:
         if len(self._buffer) < END_RECORD.size:
@@ -87,9 +85,24 @@ class TrailerWriter:
         block, self._buffer = self._buffer, self._buffer[-END_RECORD.size :]
         self._put(memoryview(block)[: -END_RECORD.size])
 
+    def _put_large(self, view: memoryview) -> None:
+        """Put all but the end of a piece that is torch's memory, block by block."""
+        if self._buffer:
+            gathered, self._buffer = self._buffer, bytearray()
+            self._put(memoryview(gathered))
+        end = len(view) - END_RECORD.size
+        try:
+            for start in range(0, end, BLOCK):
+                self._put(view[start : min(start + BLOCK, end)])
+        finally:
+            self._hasher.settle()  # also after an error: the memory may go, and no thread may be reading it
+        self._buffer += view[end:]
+
     def _put(self, block: bytes | memoryview) -> None:
-        self._pending.append(self._hasher.submit(self._digest.update, block))
+        self._hasher.update(block)
         write_all(self._fd, block)
         self._num_bytes += len(block)
-        while len(self._pending) > _MAX_PENDING:
-            self._pending.popleft().result()
+        if self._num_bytes - self._num_on_their_way >= _WRITEBACK_EVERY:
+            begin_writeback(self._fd, self._num_on_their_way, self._num_bytes - self._num_on_their_way)
+            self._num_on_their_way = self._num_bytes
+        self._hasher.settle(MAX_PENDING)
