@@ -11,9 +11,17 @@ from agl_async_ckpt._version import __version__
 
 if TYPE_CHECKING:
     from agl_async_ckpt.entrypoint import run_ppo
+    from agl_async_ckpt.exceptions import StopRequested, TrainingStopped
     from agl_async_ckpt.trainer import AsyncCheckpointMixin, AsyncCheckpointTrainer
 
-__all__ = ["AsyncCheckpointMixin", "AsyncCheckpointTrainer", "__version__", "run_ppo"]
+__all__ = [
+    "AsyncCheckpointMixin",
+    "AsyncCheckpointTrainer",
+    "StopRequested",
+    "TrainingStopped",
+    "__version__",
+    "run_ppo",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,6 +38,10 @@ def __getattr__(name: str) -> Any:
         from agl_async_ckpt.entrypoint import run_ppo
 
         return run_ppo
+    if name in ("StopRequested", "TrainingStopped"):
+        from agl_async_ckpt import exceptions
+
+        return getattr(exceptions, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -387,6 +387,18 @@ def post_rollouts(manager: Any, requests: list[dict[str, Any]]) -> list[str]:
     return [item["rollout_id"] for item in manager.client.post_with_retry(ROLLOUTS_URL, json=requests).json()]
 
 
+def rollout_manager(trainer: Any) -> Any:
+    """Make a manager of training rollouts as each step does; it asks the server for nothing yet. Close its `client`."""
+    from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager
+
+    return trainer._make_rollout_manager(AglAsyncRolloutManager)
+
+
+def fetch_events(manager: Any, rollout_id: str) -> tuple[list[Any], list[Any]]:
+    """Fetch the events of a rollout in the two forms from which the manager builds a training sample: raw, triplets."""
+    return manager._fetch_rollout_events(rollout_id)
+
+
 def rollout_record(record: Mapping[str, Any]) -> Any:
     """Build agent-lightning's `Rollout` from a kept record."""
     from agentlightning.schemas import Rollout

@@ -5,7 +5,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from agl_async_ckpt.exceptions import ConfigError
 
@@ -16,6 +17,9 @@ SECTION = f"{PARENT}.{NAME}"
 PLACES_TO_ERR = ("", "trainer", PARENT, f"{PARENT}.async_rollout")
 NAMES_TO_ERR = (NAME, "async_ckpt", "agl_async_ckpt")
 """Where a user may think the section is, and what it may be called there; close names count too."""
+
+STOPPING_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP")
+"""Signals that people and schedulers send to ask for an end; others say that the process is broken."""
 
 
 class AsyncCheckpointConfig(BaseModel):
@@ -74,6 +78,33 @@ class AsyncCheckpointConfig(BaseModel):
         ge=0,
         description="How long a step waits for model requests that were sent to a dead trainer's endpoint, seconds.",
     )
+
+    save_every_minutes: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Save at the end of a step if the last save is this long ago, beside `trainer.save_freq`; null: "
+        "not by time.",
+    )
+
+    stop_signals: tuple[str, ...] = Field(
+        default=("SIGTERM", "SIGUSR1"),
+        description="Signals at which a driver in `agl_async_ckpt.run_ppo` has the trainer save and stop; none: the "
+        "driver handles no signal.",
+    )
+
+    stop_grace_s: float = Field(
+        default=1800.0,
+        ge=0,
+        description="How long a driver waits after such a signal for the trainer to stop, seconds.",
+    )
+
+    @field_validator("stop_signals", mode="before")
+    @classmethod
+    def _signals(cls, names: Any) -> tuple[str, ...]:
+        if not isinstance(names, list | tuple) or any(name not in STOPPING_SIGNALS for name in names):
+            raise PydanticCustomError("signals", "{allowed}", {"allowed": f"a list of {', '.join(STOPPING_SIGNALS)}"})
+        return tuple(dict.fromkeys(names))
 
     def summary(self) -> str:
         """Return `key=value` pairs for the log, written as in the config."""
@@ -153,6 +184,8 @@ def _allowed_values(key: str, problem: Any) -> str:
 
 def _as_yaml(value: Any) -> str:
     """Write a value as the config would, with a string in quotes where it could be taken for something else."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_as_yaml, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str) and value.isidentifier() and value.lower() not in ("true", "false", "null", "yes", "no"):

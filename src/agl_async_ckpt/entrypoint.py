@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from agl_async_ckpt import activation
-from agl_async_ckpt.exceptions import ActivationError, describe
+from agl_async_ckpt import activation, ray_store
+from agl_async_ckpt._logging import ensure_visible
+from agl_async_ckpt.exceptions import ActivationError, StopRequested, TrainingStopped, describe
+from agl_async_ckpt.signals import StopSignals
 from agl_async_ckpt.worker import CHAINED_HOOK_VARIABLE, SETUP_HOOK, UPSTREAM_HOOK
+
+log = logging.getLogger(__name__)
 
 HOOK_KEY = "worker_process_setup_hook"
 RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
@@ -24,7 +30,8 @@ OVERRIDE_JOB_VARIABLE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 def run_ppo(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any]) -> None:
     """Train as `agentlightning.verl.entrypoint.run_ppo` does, with exact input checkpoints.
 
-    A worker setup hook that the config already names keeps running, after agent-lightning's own.
+    A worker setup hook that the config already names keeps running, after agent-lightning's own. In the main thread,
+    the first of the signals `stop_signals` has the trainer finish its step, save and stop.
 
     Args:
         config: agent-lightning's trainer config; not changed.
@@ -35,14 +42,53 @@ def run_ppo(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any
         ActivationError: Ray is initialised already and its workers have not loaded the extension, or the submitted
             job has a hook, so that ours cannot run. Synchronous training needs no extension and is not refused.
         ConfigError: `agentlightning.async_checkpoint` is not valid; before any process is started.
+        StopRequested: A signal, or `agl-async-ckpt stop`, has stopped the training before its last step.
     """
     from agentlightning.verl import entrypoint as upstream
 
     from agl_async_ckpt.config import read_config
 
-    if read_config(config).enabled and config.agentlightning.async_rollout.enabled:
+    settings = read_config(config)
+    if settings.enabled and config.agentlightning.async_rollout.enabled:
         _require_loadable()
-    upstream.run_ppo(with_hook(config), train_dataset, val_dataset)
+    ensure_visible()
+    names = settings.stop_signals if settings.enabled else ()
+    with StopSignals(names, ray_store.put_request, grace_s=settings.stop_grace_s) as signals, _ray_shielded(signals):
+        try:
+            upstream.run_ppo(with_hook(config), train_dataset, val_dataset)
+        except TrainingStopped as error:
+            stopped = getattr(error, "cause", error)  # Ray's error around it has the trainer's traceback as its text
+            raise _noted(StopRequested(str(stopped), stopped.step, saved=stopped.saved)) from None
+        except StopRequested as late:
+            raise _noted(late)  # noqa: B904 - the same error
+
+
+def _noted(stop: StopRequested) -> StopRequested:
+    """Say in the log why the process will end, and how: the error itself prints nothing."""
+    log.warning("%s Exit code %d unless the caller goes on.", stop, stop.code)
+    return stop
+
+
+@contextmanager
+def _ray_shielded(signals: StopSignals) -> Iterator[None]:
+    """Have agent-lightning's `ray.init` start Ray's processes with the signals blocked, and handle them after it."""
+    import ray
+
+    if ray.is_initialized():  # its processes are there; a request may be left from an earlier training of this job
+        ray_store.remove_request()
+        yield
+        return
+    init = ray.init
+
+    def shielded(*args: Any, **kwargs: Any) -> Any:
+        with signals.blocked():
+            return init(*args, **kwargs)
+
+    ray.init = shielded
+    try:
+        yield
+    finally:
+        ray.init = init
 
 
 def with_hook(config: Any) -> Any:

@@ -14,6 +14,11 @@ AsyncCheckpointError
 ├── UnencodableValueError (TypeError)     an input that the file format cannot carry
 ├── StateWriteError (OSError)             the input state was not published
 └── ServerError (ConnectionError)         the agl-server cannot be reached, or refuses what a resume needs
+
+Not errors: a training that was asked to stop, has saved, and has ended before its last step.
+
+TrainingStopped (Exception)               out of `fit()`, in the process of the trainer
+StopRequested (SystemExit)                out of `run_ppo`, in the driver
 """
 
 from __future__ import annotations
@@ -75,6 +80,65 @@ class StateWriteError(AsyncCheckpointError, OSError):
 
 class ServerError(AsyncCheckpointError, ConnectionError):
     """The agl-server cannot be reached, or answers what a resume cannot work with; the checkpoint is untouched."""
+
+
+EXIT_STOPPED = 75
+"""Exit code of a driver whose training was stopped on request: EX_TEMPFAIL of sysexits.h, "try again later".
+
+Neither success (0), nor a failure of Python or of the command line (1, 2), nor death by a signal (128 and above).
+"""
+
+
+class StopRequested(SystemExit):
+    """`run_ppo` ended because it was asked to; the training is not finished, and a new start continues it.
+
+    A SystemExit: not caught, it ends the process with `EXIT_STOPPED` and without a traceback, past every
+    `except Exception` that would treat it as a failure of the training, or go on as if it had finished.
+
+    Attributes:
+        step: The last step that was trained; None if the trainer did not say in time.
+        saved: Whether that step has a checkpoint; False if there was nothing new to save, or no answer in time.
+        code: `EXIT_STOPPED`.
+    """
+
+    def __init__(self, message: str, step: int | None = None, *, saved: bool = False) -> None:
+        super().__init__(message)
+        self.step = step
+        self.saved = saved
+        self.code = EXIT_STOPPED
+
+
+class TrainingStopped(Exception):  # noqa: N818 - not an error
+    """`fit()` ended because it was asked to. An Exception: Ray ends an actor that raises a SystemExit.
+
+    Attributes:
+        step: The last step that was trained.
+        saved: Whether this life has saved it; False if this life has trained nothing.
+    """
+
+    def __init__(self, message: str, step: int, saved: bool) -> None:
+        super().__init__(message, step, saved)
+        self.step = step
+        self.saved = saved
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[type[TrainingStopped], tuple[object, ...]]:
+        return TrainingStoppedElsewhere, self.args
+
+
+class TrainingStoppedElsewhere(TrainingStopped, SystemExit):
+    """What a `TrainingStopped` of another process is: a SystemExit as well.
+
+    So a driver script that knows nothing of this package ends with `EXIT_STOPPED`, and without a traceback, too. Ray
+    raises a subclass of it and of its own RayTaskError, made without the `__init__` of either.
+    """
+
+    @property
+    def code(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """`EXIT_STOPPED`; the attribute of SystemExit is unset in what Ray makes."""
+        return EXIT_STOPPED
 
 
 def aligned(rows: Sequence[tuple[str, object]]) -> str:

@@ -12,8 +12,10 @@ from agl_async_ckpt._logging import ensure_visible
 from agl_async_ckpt.checkpoint.resume import load_checkpoint
 from agl_async_ckpt.checkpoint.save import save_checkpoint
 from agl_async_ckpt.checkpoint.session import Session
-from agl_async_ckpt.exceptions import ActivationError
+from agl_async_ckpt.checkpoint.step_end import StepEnd
+from agl_async_ckpt.exceptions import ActivationError, TrainingStopped
 from agl_async_ckpt.in_flight.drain import DrainClient
+from agl_async_ckpt.in_flight.leaving import delete_rollouts, keep_ended
 
 if TYPE_CHECKING:
     _Trainer = Any
@@ -54,18 +56,42 @@ class CheckpointOverrides(_Trainer):
         self._async_ckpt_client: Any = None  # stands in for the trainer's own client while a gateway drains
         super().__init__(*args, **kwargs)
         self._async_ckpt = Session(self)
+        self._step_end = StepEnd(self._async_ckpt.config, self.config.trainer, lambda: self._save_checkpoint())
 
     def fit(self) -> Any:
-        """Train; the output folder is this trainer's alone until the end."""
+        """Train; the output folder is this trainer's alone until the end.
+
+        Raises:
+            TrainingStopped: A stop was asked for; what was trained is saved.
+        """
+        session, step_end = self._async_ckpt, self._step_end
+        step_end.begin()
         try:
             result = super().fit()
-            self._async_ckpt.training_done()
+            step_end.after_loop(self)
+            session.training_done()
             return result
+        except TrainingStopped as error:
+            # Without its frames, which hold agent-lightning's trackers open: a run that stops is finished there.
+            stopped = error.with_traceback(None)
+            if session.active and stopped.saved:
+                delete_rollouts(self, session.in_flight, reclaim=session.config.reclaim)
+            step_end.answer()
         finally:
-            self._async_ckpt.leave_folder()
+            step_end.put_freq_back()
+            session.leave_folder()
+        raise stopped
+
+    def _validate(self, *args: Any, **kwargs: Any) -> Any:
+        return {} if self._step_end.before_validation(self) else super()._validate(*args, **kwargs)
 
     def _save_checkpoint(self) -> Any:
-        return save_checkpoint(self, self._async_ckpt, super()._save_checkpoint)
+        session = self._async_ckpt
+        if session.active and self._step_end.request is not None:
+            keep_ended(self, session.in_flight)
+        result = save_checkpoint(self, session, super()._save_checkpoint)
+        self._step_end.saved(self)
+        return result
 
     def _load_checkpoint(self) -> Any:
         return load_checkpoint(self, self._async_ckpt, super()._load_checkpoint)
@@ -101,10 +127,12 @@ class CheckpointOverrides(_Trainer):
 
     def _train_step(self, *args: Any, **kwargs: Any) -> Any:
         session = self._async_ckpt
+        self._step_end.before_step(self)
         if session.active:
             session.restore_rng()
         result = super()._train_step(*args, **kwargs)
         session.step_done(self, result)  # None: no trainable batch, the step number advances without a save
+        self._step_end.after_step(self)
         return result
 
 

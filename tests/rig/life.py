@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from agl_async_ckpt.exceptions import TrainingStopped
 from tests.rig.agents import PROMPT_OFFSET, row_of
 from tests.rig.record import Life, LogRecorder, Recorder
 from tests.rig.settings import RunSettings, compose_config, dataset_rows
@@ -369,6 +370,8 @@ def run_life(
         try:
             trainer.fit()
             recorder.emit("finished")
+        except TrainingStopped as stopped:
+            recorder.emit("stopped", step=stopped.step, saved=stopped.saved)
         except Death as death:
             recorder.emit("died", at=str(death))
             if pull_until is not None:

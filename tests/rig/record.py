@@ -96,6 +96,7 @@ class Life:
         weights: Role -> the step whose weights were loaded.
         finished: `fit` returned by itself.
         died: Where it ended instead, as `point step`.
+        stopped: Or the step after which it stopped on request.
         log: (level, message) of this package's loggers.
     """
 
@@ -106,6 +107,7 @@ class Life:
     weights: dict[str, int] = field(default_factory=dict)
     finished: bool = False
     died: str | None = None
+    stopped: int | None = None
     log: list[tuple[str, str]] = field(default_factory=list)
     total_steps: int = 0
 
@@ -143,6 +145,8 @@ class Life:
             self.log.append((event["level"], event["text"]))
         elif kind == "died":
             self.died = event["at"]
+        elif kind == "stopped":
+            self.stopped = event["step"]
         elif kind == "finished":
             self.finished = True
 

@@ -211,3 +211,25 @@ def test_summary_shows_every_setting_as_the_config_writes_it() -> None:
 def test_every_setting_has_a_description(name: str) -> None:
     """The reference page is made of them."""
     assert AsyncCheckpointConfig.model_fields[name].description
+
+
+@pytest.mark.parametrize("value", ["SIGTERM", ["SIGKILL"], [15], [["SIGTERM"]], {"SIGTERM": 1}, None, True])
+def test_signals_that_cannot_ask_for_a_stop_are_refused_by_name(value: Any) -> None:
+    """SIGKILL cannot be handled, and a single name is no list."""
+    text = refusal(trainer_config({"stop_signals": value}))
+    assert text.startswith(f"{SECTION}.stop_signals is ")
+    assert text.endswith("\nAllowed: a list of SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP.")
+
+
+def test_signals_are_read_from_a_list_without_repetitions() -> None:
+    """Also an empty one: the driver handles none."""
+    assert read_config(trainer_config({"stop_signals": ["SIGINT", "SIGINT"]})).stop_signals == ("SIGINT",)
+    overrides = OmegaConf.from_dotlist([f"{SECTION}.stop_signals=[]", f"{SECTION}.save_every_minutes=30"])
+    settings = read_config(OmegaConf.merge(trainer_config(), overrides))
+    assert (settings.stop_signals, settings.save_every_minutes) == ((), 30.0)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "15", True])
+def test_time_between_saves_is_a_positive_number_of_minutes(value: Any) -> None:
+    """Anything else is refused."""
+    assert refusal(trainer_config({"save_every_minutes": value})).startswith(f"{SECTION}.save_every_minutes is ")

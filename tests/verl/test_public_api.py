@@ -52,7 +52,14 @@ def imported_after(*statements: str) -> list[set[str]]:
 
 def test_exported_names_are_pinned() -> None:
     """Adding or removing a public name is a decision."""
-    assert agl_async_ckpt.__all__ == ["AsyncCheckpointMixin", "AsyncCheckpointTrainer", "__version__", "run_ppo"]
+    assert agl_async_ckpt.__all__ == [
+        "AsyncCheckpointMixin",
+        "AsyncCheckpointTrainer",
+        "StopRequested",
+        "TrainingStopped",
+        "__version__",
+        "run_ppo",
+    ]
     assert dir(agl_async_ckpt) == agl_async_ckpt.__all__
 
 

@@ -1,1 +1,1 @@
-"""The command `agl-async-ckpt`: look at checkpoints without a GPU, a cluster, or the training stack."""
+"""The command `agl-async-ckpt`: look at checkpoints, and stop a training, without the training stack."""

@@ -24,7 +24,7 @@ from agl_async_ckpt.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EX
 from agl_async_ckpt.exceptions import AsyncCheckpointError
 
 PROG = "agl-async-ckpt"
-COMMANDS = ("inspect", "show", "verify", "plan", "audit")
+COMMANDS = ("inspect", "show", "verify", "plan", "audit", "stop")
 """Subcommands in the order of `--help`: modules of `agl_async_ckpt.cli`."""
 
 EPILOG = """\
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser with all subcommands."""
     parser = argparse.ArgumentParser(
         prog=PROG,
-        description="Look at the input checkpoints of an asynchronous training run. Nothing on disk is changed.",
+        description="Look at the input checkpoints of an asynchronous training run, and stop it. Only `stop` writes.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

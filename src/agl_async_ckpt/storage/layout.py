@@ -5,6 +5,7 @@
   agentlightning_run.json             which run this folder belongs to, and its latest life (this package)
   agentlightning_lock.json            held by the trainer that writes here (this package)
   agentlightning_ledger.jsonl         which inputs each step pulled and trained (this package)
+  agentlightning_stop.json            asks the trainer to stop; only until it has (this package, or anybody)
   global_step_<N>/
     agentlightning_input.pt           input state (this package)
     agentlightning_seal.json          proof that the save finished (this package)
@@ -24,6 +25,7 @@ LOADER_FILE_NAME = "data.pt"
 RUN_FILE_NAME = "agentlightning_run.json"
 LOCK_FILE_NAME = "agentlightning_lock.json"
 LEDGER_NAME = "agentlightning_ledger.jsonl"
+STOP_NAME = "agentlightning_stop.json"
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 MODEL_FOLDERS = ("actor", "critic")
 

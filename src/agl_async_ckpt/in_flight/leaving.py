@@ -1,0 +1,83 @@
+"""What a trainer that stops on request does about its rollouts: nothing of this run is left on the server.
+
+Their agents would go on without a model, and fail, or burn what they cost. What has ended goes into the checkpoint
+first; the rest is created again by the resume, from the same requests, as after a restart of the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from agl_async_ckpt import capture
+from agl_async_ckpt.exceptions import ServerError
+from agl_async_ckpt.in_flight import agl_server
+from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY, InFlight
+from agl_async_ckpt.in_flight.kept_events import is_answer, measured
+
+log = logging.getLogger(__name__)
+
+
+def keep_ended(trainer: Any, in_flight: InFlight) -> None:
+    """Fetch the events of rollouts that have ended since the last look, for the checkpoint that follows.
+
+    Without an answer of the server the checkpoint is as good: it holds their requests.
+    """
+    if not in_flight.keep_events:
+        return
+    try:
+        records = agl_server.list_rollouts(capture.agl_client(trainer))
+        items = in_flight.everything(capture.carry_over(trainer))
+        ended = [item.rollout_id for item in items if _is_to_keep(in_flight, records.get(item.rollout_id), item)]
+        if not ended:
+            return
+        manager = capture.rollout_manager(trainer)
+        try:
+            for rollout_id in ended:
+                with agl_server.named(manager.client, rollout_id):
+                    _keep(in_flight, manager, rollout_id, records[rollout_id])
+        finally:
+            manager.client.close()
+    except ServerError as error:
+        log.warning("What has ended in flight is not in the checkpoint, only its requests are: %s", error)
+
+
+def delete_rollouts(trainer: Any, in_flight: InFlight, *, reclaim: bool) -> None:
+    """Delete the rollouts in flight, and with `reclaim` all others of this run; their agents end at their next call.
+
+    Call it when the checkpoint is published. If the server does not answer they are left: a resume adopts them.
+    """
+    try:
+        client = capture.agl_client(trainer)
+        waited_for = {item.rollout_id for item in in_flight.everything(capture.carry_over(trainer))}
+        ours = [
+            rollout_id
+            for rollout_id, record in agl_server.list_rollouts(client).items()
+            if (record.get("metadata") or {}).get(RUN_ID_KEY) == in_flight.run_id
+            and (reclaim or rollout_id in waited_for)
+        ]
+        agl_server.delete_rollouts(client, ours)
+        log.info("Removed %d rollouts of this run from the server; a resume creates again what it needs.", len(ours))
+    except ServerError as error:
+        log.warning("The rollouts of this run may still be on the server; a resume adopts them: %s", error)
+
+
+def _is_to_keep(in_flight: InFlight, record: Mapping[str, Any] | None, item: Any) -> bool:
+    known = in_flight.tracked.get(item.rollout_id)
+    return (
+        record is not None
+        and record["status"]["state"] in agl_server.ENDED
+        and known is not None
+        and not known.served
+        and in_flight.wants_events(item.rollout_id)
+        and not (known.crossed_gap and record["status"]["state"] == "failed")
+    )
+
+
+def _keep(in_flight: InFlight, manager: Any, rollout_id: str, record: Mapping[str, Any]) -> None:
+    raw, triplets = capture.fetch_events(manager, rollout_id)
+    answered = any(event.event_type == "model_request" and is_answer(event.data) for event in raw)
+    if in_flight.tracked[rollout_id].crossed_gap and not answered:
+        return  # it met no trainer, as far as can be seen: it has to run again
+    in_flight.keep(rollout_id, *measured(capture.rollout_record(record), raw, triplets))

@@ -1,0 +1,143 @@
+"""Signals at the driver: the first one asks the trainer to stop, the second one ends the driver at once.
+
+Schedulers and people signal not only the driver but its whole process group, and Ray's own processes end at a SIGTERM:
+with them the step that was to be saved. So a Ray that is started here inherits these signals blocked, as it does SIGINT
+from Ray itself; what it has pending there is dropped when Ray is shut down.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from agl_async_ckpt.exceptions import StopRequested
+from agl_async_ckpt.storage.stop_request import StopRequest
+
+log = logging.getLogger(__name__)
+
+SAME_SIGNAL_S = 1.0
+"""A signal so soon after the first is the first: `timeout` and others send it to a process, and to its group."""
+RETRY_S = 1.0
+
+
+class StopSignals:
+    """Handles signals in the main thread of a driver, while entered.
+
+    A helper thread passes the request on, so that a Ray that hangs does not keep the second signal from working.
+    """
+
+    def __init__(self, names: Iterable[str], publish: Callable[[StopRequest], None], *, grace_s: float) -> None:
+        """Handle nothing yet.
+
+        Args:
+            names: Of signals, such as SIGTERM.
+            publish: Passes a request on to the trainer; tried again when it fails.
+            grace_s: How long to wait for the trainer after that.
+        """
+        self._numbers = tuple(signal.Signals[name] for name in names)
+        self._publish = publish
+        self._grace_s = grace_s
+        self._request: StopRequest | None = None
+        self._asked_at = 0.0
+        self._expired = False
+        self._asked = threading.Event()
+        self._over = threading.Event()
+        self._ending = threading.Lock()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if not self._numbers:
+            return self
+        if threading.current_thread() is not threading.main_thread():
+            log.info("run_ppo is not called in the main thread: signals do not stop the training gently.")
+            return self
+        self._before = {number: signal.getsignal(number) for number in self._numbers}
+        self.install()
+        threading.Thread(target=self._pass_on, name="agl-async-ckpt-stop", daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._ending:
+            self._over.set()
+        self._asked.set()
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._before = {}
+
+    @property
+    def request(self) -> StopRequest | None:
+        """What a signal has asked for."""
+        return self._request
+
+    def install(self) -> None:
+        """Set the handlers, again where another library has set its own (`ray.init` takes SIGTERM)."""
+        for number in self._before:
+            signal.signal(number, self._handle)
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Have processes that are started inside inherit the signals blocked; one that comes meanwhile waits."""
+        if not self._before:
+            yield
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
+        try:
+            yield
+        finally:
+            self.install()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._expired:
+            self._expired = False
+            raise StopRequested(
+                f"The trainer has not stopped within stop_grace_s={self._grace_s:g} of {signal.Signals(number).name}.\n"
+                "Start the same command again: it resumes from the last checkpoint."
+            )
+        now = time.monotonic()
+        if self._request is None:
+            self._request, self._asked_at = StopRequest.now(signal.Signals(number).name), now
+            self._asked.set()
+        elif now - self._asked_at > SAME_SIGNAL_S:
+            self._end_at_once(number)
+
+    @staticmethod
+    def _end_at_once(number: int) -> None:
+        """End as if nobody had handled the signal: a shell and a scheduler see which one it was."""
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, default)
+        signal.raise_signal(number)
+
+    def _pass_on(self) -> None:
+        self._asked.wait()
+        request = self._request
+        if request is None:
+            return
+        log.warning(
+            "%s: asking the trainer to finish its step, save and stop; waiting up to %g s. "
+            "Another signal ends this process at once; the last checkpoint stays.",
+            request.by,
+            self._grace_s,
+        )
+        give_up_at = time.monotonic() + self._grace_s
+        told = False
+        while not self._over.is_set() and time.monotonic() < give_up_at:
+            try:
+                self._publish(request)
+                break
+            except Exception as error:  # whatever Ray raises while it starts, or comes back
+                if not told:
+                    log.warning("The request has not reached Ray yet (%s).", error)
+                told = True
+                self._over.wait(RETRY_S)
+        self._over.wait(max(0.0, give_up_at - time.monotonic()))
+        with self._ending:  # the handler must still be ours when the signal arrives
+            if not self._over.is_set():
+                self._expired = True
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals[request.by])

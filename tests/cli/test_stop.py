@@ -1,0 +1,142 @@
+"""`stop`: leaves a request that a trainer finds, and waits for it, and not for one that is not there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agl_async_ckpt.cli import stop
+from agl_async_ckpt.storage.layout import LOCK_FILE_NAME, STOP_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.lock import OutputLock
+from agl_async_ckpt.storage.stop_request import StopRequest, read_request, remove_request
+from tests.cli.conftest import Cli
+
+Trainer = Callable[[Callable[[], None]], None]
+
+
+@pytest.fixture
+def trainer(out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
+    """Holds the folder like a trainer; acts once it has seen the request, then lets go."""
+    monkeypatch.setattr(stop, "POLL_S", 0.02)
+    lock = OutputLock(out, wait_s=0)
+    threads: list[threading.Thread] = []
+
+    def start(act: Callable[[], None]) -> None:
+        def work() -> None:
+            while read_request(out) is None:
+                time.sleep(0.01)
+            act()
+            lock.release()
+
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.join(30)
+    lock.release()
+
+
+def test_stop_leaves_a_request_and_names_the_trainer(cli: Cli, out: Path) -> None:
+    """It can be read back, with the time and what asked for it; the command does not wait."""
+    lock = OutputLock(out, wait_s=0)
+    before = time.time()
+    result = cli("stop", out)
+    lock.release()
+    assert (result.code, result.err) == (0, "")
+    assert f"on {socket.gethostname()} to stop after its step, in {out}" in result.out
+    request = read_request(out)
+    assert request is not None
+    assert before <= request.requested_at <= time.time()
+    assert (request.by, request.host) == ("agl-async-ckpt stop", socket.gethostname())
+
+
+def test_stop_waits_until_the_trainer_has_let_go(cli: Cli, out: Path, trainer: Trainer) -> None:
+    """Not only until the request is gone; then it names the newest checkpoint."""
+    order: list[str] = []
+
+    def act() -> None:
+        (out / TRACKER_NAME).write_text("7")
+        remove_request(out)
+        time.sleep(0.2)
+        order.append("let go")
+
+    trainer(act)
+    result = cli("stop", out, "--wait", "30")
+    order.append("returned")
+    assert (result.code, order) == (0, ["let go", "returned"])
+    assert "The trainer has stopped; step 7 is its newest checkpoint." in result.out
+
+
+def test_stop_says_that_a_trainer_has_died_instead(cli: Cli, out: Path, trainer: Trainer) -> None:
+    """Its lock is free and the request is still there."""
+    trainer(lambda: None)
+    result = cli("stop", out, "--wait", "30")
+    assert result.code == 0
+    assert "The trainer has ended; step 6 is its newest checkpoint." in result.out
+
+
+def test_stop_gives_up_after_its_time(cli: Cli, out: Path) -> None:
+    """Exit code 1, the trainer named, and the request stays for it."""
+    lock = OutputLock(out, wait_s=0)
+    result = cli("stop", out, "--wait", "0.1")
+    lock.release()
+    assert result.code == 1
+    assert "has not stopped within 0.1 s. The request stays." in result.err
+    assert read_request(out) is not None
+
+
+def test_stop_does_not_wait_for_a_trainer_that_is_not_there(cli: Cli, out: Path) -> None:
+    """The last one ran on this host and its lock is free: a hook must not hold up the end for nothing."""
+    OutputLock(out, wait_s=0).release()
+    result = cli("stop", out, "--wait", "600")
+    assert result.code == 0
+    assert "no trainer writes there now" in result.out
+
+
+def test_stop_waits_for_the_answer_where_locks_do_not_tell(
+    cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last trainer ran on another host, whose locks may not be seen here: the request has to be gone."""
+    monkeypatch.setattr(stop, "POLL_S", 0.02)
+    (out / LOCK_FILE_NAME).write_text('{"host": "elsewhere", "pid": 7, "since": 1.0}')
+    assert cli("stop", out, "--wait", "0.1").code == 1
+    timer = threading.Timer(0.2, remove_request, [out])
+    timer.start()
+    result = cli("stop", out, "--wait", "30")
+    timer.join()
+    assert (result.code, "The trainer has stopped" in result.out) == (0, True)
+
+
+def test_stop_refuses_what_is_no_output_folder(cli: Cli, out: Path, tmp_path: Path) -> None:
+    """A step of a run, a folder in which no run has begun: nothing is written there."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for path, text in ((out / "global_step_4", "is no output folder"), (empty, "No run has begun in")):
+        result = cli("stop", path)
+        assert (result.code, text in result.err) == (2, True)
+        assert not (path / STOP_NAME).exists()
+
+
+@pytest.mark.parametrize("seconds", ["-1", "inf", "nan", "soon"])
+def test_stop_refuses_a_wait_that_is_no_time(cli: Cli, out: Path, seconds: str) -> None:
+    """By argparse."""
+    assert cli("stop", out, f"--wait={seconds}").code == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"requested_at": 1}', "x" * 10_000])
+def test_any_content_is_a_request_of_the_time_of_the_file(tmp_path: Path, content: str) -> None:
+    """`touch`, `echo`, or a file that was cut: whoever leaves one means it."""
+    path = tmp_path / STOP_NAME
+    path.write_text(content)
+    request = read_request(tmp_path)
+    assert request == StopRequest(path.stat().st_mtime, by=f"the file {path}")
+    assert str(request) == f"the file {path}"
+    remove_request(tmp_path)
+    assert read_request(tmp_path) is None
+    remove_request(tmp_path)  # nothing there is no error
