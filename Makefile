@@ -17,9 +17,13 @@ BUILD   := rm -rf dist && $(BIN)/python -m build --no-isolation --quiet --outdir
 OVERLAY := .overlays
 PYTEST  := $(BIN)/python -m pytest -n 2
 ARGS    ?=
+# OpenRLHF's wheels are for Python 3.11 only, so it has an environment of its own, without its GPU packages.
+ORLHF   := .venv-openrlhf
+ORLHF_PIP := $(ORLHF)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-openrlhf.txt
+ORLHF_PYTEST := $(ORLHF)/bin/python -m pytest -m openrlhf tests/openrlhf
 
 .DEFAULT_GOAL := help
-.PHONY: help install build demo test test-slow test-faults soak soak-demo test-matrix test-oldest lint types docs format clean
+.PHONY: help install build demo test test-slow test-faults soak soak-demo test-matrix test-oldest test-openrlhf lint types docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -74,6 +78,26 @@ test-oldest: install $(OVERLAY)/verl-0.7.1 $(OVERLAY)/agentlightning-1.0.0 ## ru
 	@echo "==> tests with verl 0.7.1, agentlightning 1.0.0"
 	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/verl-0.7.1:$(CURDIR)/$(OVERLAY)/agentlightning-1.0.0 $(PYTEST) -m "not slow" $(ARGS)
 
+test-openrlhf: ## run the tests for OpenRLHF in .venv-openrlhf; skipped where there is no Python 3.11
+	@if ! test -x $(ORLHF)/bin/python && ! scripts/find_python.sh 3.11 >/dev/null 2>&1; then \
+		echo "==> tests for OpenRLHF skipped: its wheels need a Python 3.11 with venv, and there is none"; \
+	else $(MAKE) --no-print-directory run-test-openrlhf; fi
+
+.PHONY: run-test-openrlhf
+run-test-openrlhf: $(ORLHF)/.installed | $(OVERLAY)/openrlhf-0.11.0
+	@echo "==> tests with openrlhf 0.11.2"
+	@$(ORLHF_PYTEST) $(ARGS)
+	@echo "==> tests with openrlhf 0.11.0"
+	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/openrlhf-0.11.0 $(ORLHF_PYTEST) $(ARGS)
+
+$(ORLHF)/.installed: pyproject.toml constraints-openrlhf.txt
+	@echo "==> creating $(ORLHF) from pinned versions (Python 3.11; 1 to 3 minutes, 2 GB, once)"
+	@test -x $(ORLHF)/bin/python || { python="$$(scripts/find_python.sh 3.11)" && "$$python" -m venv $(ORLHF); }
+	@$(ORLHF_PIP) torch==2.13.0 # by its version first: a range would take a newer build for GPUs
+	@$(ORLHF_PIP) 'ray[default]' torchdata transformers datasets accelerate peft aiohttp pylatexenc pytest pytest-timeout -e .
+	@$(ORLHF_PIP) --no-deps openrlhf==0.11.2
+	@touch $@
+
 test-matrix: test test-oldest $(OVERLAY)/verl-0.7.1 $(OVERLAY)/agentlightning-1.0.0 ## run the default suite on every pair of supported versions
 	@echo "==> tests with verl 0.7.1, agentlightning 1.0.2"
 	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/verl-0.7.1 $(PYTEST) -m "not slow" $(ARGS)
@@ -83,6 +107,10 @@ test-matrix: test test-oldest $(OVERLAY)/verl-0.7.1 $(OVERLAY)/agentlightning-1.
 $(OVERLAY)/verl-%: | install
 	@echo "==> unpacking verl $* into $@"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ verl==$*
+
+$(OVERLAY)/openrlhf-%: | $(ORLHF)/.installed
+	@echo "==> unpacking openrlhf $* into $@"
+	@$(ORLHF_PIP) --no-deps --target $@ openrlhf==$*
 
 $(OVERLAY)/agentlightning-%: | install
 	@echo "==> unpacking agentlightning $* into $@"
@@ -104,4 +132,4 @@ format: install ## format the code
 	@$(BIN)/ruff format .
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(OVERLAY) site build dist .pytest_cache .ruff_cache .hypothesis examples/cpu_training/runs
+	rm -rf $(VENV) $(ORLHF) $(OVERLAY) site build dist .pytest_cache .ruff_cache .hypothesis examples/cpu_training/runs

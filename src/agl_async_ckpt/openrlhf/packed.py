@@ -1,0 +1,45 @@
+"""A state as bytes instead of a file of its own: for a framework that keeps it within its own checkpoint file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from agl_async_ckpt.exceptions import StateFormatError
+from agl_async_ckpt.state import InputState
+from agl_async_ckpt.storage.commit import commit_state, load_state
+from agl_async_ckpt.storage.files import write_all
+from agl_async_ckpt.storage.layout import step_name
+
+
+def pack_state(state: InputState) -> bytes:
+    """Return the bytes of the file that `commit_state` writes, with its checksum.
+
+    Raises:
+        UnencodableValueError: A value that the format cannot carry exactly.
+        StateWriteError: The temporary folder has no room for it.
+    """
+    with tempfile.TemporaryDirectory(prefix="agl-async-ckpt-") as folder:
+        return commit_state(state, Path(folder) / step_name(state.global_step)).read_bytes()
+
+
+def unpack_state(data: bytes, where: str) -> InputState:
+    """Read what `pack_state` returned, verified before anything is unpickled.
+
+    Args:
+        data: All of it.
+        where: Where the bytes come from, for error texts.
+
+    Raises:
+        DamagedStateError, ForeignFormatError, UnsupportedVersionError: The bytes cannot be used.
+    """
+    fd = os.memfd_create("agl-async-ckpt", os.MFD_CLOEXEC)
+    path = f"/proc/self/fd/{fd}"
+    try:
+        write_all(fd, data)
+        return load_state(path)
+    except StateFormatError as error:
+        raise type(error)(str(error).replace(path, where)) from None
+    finally:
+        os.close(fd)

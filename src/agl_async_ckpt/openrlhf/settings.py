@@ -1,0 +1,53 @@
+"""What a saved state must agree on with the run that resumes it. Batch and queue sizes may change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agl_async_ckpt.checkpoint.content import NoDigestError, digest
+from agl_async_ckpt.openrlhf.internals import needs_rollout_log_probs
+
+MAX_ROWS = 2048
+"""Up to this many prompts are all compared, of more an even sample."""
+
+
+def data_settings(args: Any, dataset: Any) -> dict[str, Any]:
+    """Return what the position of the loader depends on."""
+    return {
+        "number of prompts": len(dataset),
+        "content of the prompts": _content(dataset),
+        "data.dataloader_num_workers": args.data.dataloader_num_workers,
+    }
+
+
+def tail_settings(args: Any) -> dict[str, Any]:
+    """Return what generated samples depend on, so that they can be trained beside new ones."""
+    return {
+        "rollout.n_samples_per_prompt": args.rollout.n_samples_per_prompt,
+        "log-probabilities of the engine in samples": needs_rollout_log_probs(args),
+        "reward.remote_url or train.agent_func_path is set": bool(args.reward.remote_url or args.train.agent_func_path),
+    }
+
+
+def recorded_settings(args: Any) -> dict[str, Any]:
+    """Return what may change and is kept for people."""
+    return {
+        "rollout.batch_size": args.rollout.batch_size,
+        "rollout.vllm_generate_batch_size": args.rollout.vllm_generate_batch_size,
+        "rollout.n_samples_per_prompt": args.rollout.n_samples_per_prompt,
+        "train.async_queue_size": args.train.async_queue_size,
+        "train.num_episodes": args.train.num_episodes,
+    }
+
+
+def _content(dataset: Any) -> str:
+    """Return a digest of the prompts, labels and images, or a text that says why there is none."""
+    num_rows = len(dataset)
+    rows = range(num_rows)
+    if num_rows > MAX_ROWS:
+        rows = [position * (num_rows - 1) // (MAX_ROWS - 1) for position in range(MAX_ROWS)]
+    try:
+        combined = digest([[*dataset[row]] for row in rows])
+    except NoDigestError as error:
+        return f"not compared ({error})"
+    return f"{combined} ({len(rows)} of {num_rows})"
