@@ -7,34 +7,38 @@ import fcntl
 import json
 import os
 import shutil
-import socket
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agl_async_ckpt import worker
+from agl_async_ckpt import ray_store, worker
 from agl_async_ckpt.checkpoint.fingerprint import differences, explain
 from agl_async_ckpt.checkpoint.locate import explicit_step
 from agl_async_ckpt.checkpoint.step_check import check_step, missing_state
+from agl_async_ckpt.checkpoint.step_end import StepEnd
 from agl_async_ckpt.codec.values import check_batch_encodable
-from agl_async_ckpt.config import read_config
-from agl_async_ckpt.exceptions import AsyncCheckpointError, StateMismatchError
+from agl_async_ckpt.config import AsyncCheckpointConfig, read_config
+from agl_async_ckpt.exceptions import AsyncCheckpointError, StateMismatchError, StopRequested, TrainingStopped
 from agl_async_ckpt.ledger.plot import require_suffix
+from agl_async_ckpt.signals import StopSignals
 from agl_async_ckpt.state import Fingerprint
 from agl_async_ckpt.storage.commit import commit_state
 from agl_async_ckpt.storage.container import read_trailer
-from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, LOCK_FILE_NAME, step_name
+from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, LOCK_FILE_NAME, STOP_NAME, step_name
 from agl_async_ckpt.storage.lock import OutputLock
+from agl_async_ckpt.storage.stop_request import StopRequest
 from agl_async_ckpt.storage.trailer import BLANK_DIGEST
 from agl_async_ckpt.storage.writer import TrailerWriter
 from tests.cli.folders import begin_run, save_step
 from tests.golden.sample import objects, small_state
 
 OUT = Path("checkpoints/my_run")
-SERVER_URL = "http://127.0.0.1:8000"
 
 
 def make_run() -> None:
@@ -129,17 +133,31 @@ def _no_space(_fd: int) -> None:
 def _server_error() -> None:
     import httpx
 
-    from agl_async_ckpt.in_flight.agl_server import wait_until_reachable
+    from agl_async_ckpt.in_flight.agl_server import list_rollouts
 
-    with socket.socket() as closed:  # bound and not listening: nobody answers there
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        with httpx.Client(base_url=url, trust_env=False) as client:
-            try:
-                wait_until_reachable(client, wait_s=0)
-            except Exception as error:
-                error.args = (str(error).replace(url, SERVER_URL),)
-                raise
+    refuses = httpx.MockTransport(lambda _: httpx.Response(401))
+    with httpx.Client(base_url="http://127.0.0.1:8000", transport=refuses) as client:
+        list_rollouts(client)
+
+
+def _training_stopped() -> None:
+    from omegaconf import OmegaConf
+
+    section = OmegaConf.create({"default_local_dir": str(OUT), "save_freq": -1})
+    end = StepEnd(AsyncCheckpointConfig(), section, save=lambda: end.saved(SimpleNamespace(global_steps=40)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_store, "get_request", lambda: None)  # no Ray runs here
+        end.before_step(SimpleNamespace(global_steps=40))
+        (OUT / STOP_NAME).write_text(StopRequest(time.time(), "agl-async-ckpt stop", "node-3", 4711).to_json())
+        end.after_step(SimpleNamespace(global_steps=40))
+        end.before_step(SimpleNamespace(global_steps=41))
+
+
+def _stop_requested() -> None:
+    with StopSignals(["SIGUSR1"], lambda _: None, grace_s=0) as signals:
+        signal.raise_signal(signal.SIGUSR1)
+        time.sleep(30)  # ended by the second half of the first signal: the time of grace is over
+        assert signals.request is not None
 
 
 def _usage_error() -> None:
@@ -165,6 +183,8 @@ PROVOKED: dict[str, Callable[[], Any]] = {
     "UnencodableValueError": _unencodable,
     "StateWriteError": _unwritten,
     "ServerError": _server_error,
+    "TrainingStopped": _training_stopped,
+    "StopRequested": _stop_requested,
     "UsageError": _usage_error,
     "PlotError": _plot_error,
 }
@@ -173,7 +193,7 @@ PROVOKED: dict[str, Callable[[], Any]] = {
 
 def message(name: str) -> str:
     """What an error says, paths relative to the folder of the test."""
-    with pytest.raises(AsyncCheckpointError) as found:
+    with pytest.raises((AsyncCheckpointError, TrainingStopped, StopRequested)) as found:
         PROVOKED[name]()
     assert found.type.__name__ == name
     return str(found.value).replace(f"{Path.cwd()}/", "")

@@ -14,6 +14,7 @@ from tests.rig import require_frameworks
 require_frameworks()
 
 from agl_async_ckpt.cli import exit_codes  # noqa: E402
+from agl_async_ckpt.exceptions import EXIT_STOPPED  # noqa: E402
 from tests.docs.pages import DOCS, ROOT, blocks, names, sections, table  # noqa: E402
 from tests.docs.provoked import PROVOKED, make_run, message  # noqa: E402
 
@@ -22,6 +23,8 @@ PAGE = "errors.md"
 SECTIONS = sections(PAGE)
 BASES = {"AsyncCheckpointError", "StateFormatError"}
 """Never raised themselves: they are there to be caught."""
+INTERNAL = {"TrainingStoppedElsewhere": "what a TrainingStopped of another process is; the section of that says so"}
+"""Class -> why it has no section of its own."""
 
 
 def error_classes() -> dict[str, list[str]]:
@@ -39,7 +42,8 @@ def error_classes() -> dict[str, list[str]]:
                 known |= {node.name} if path.name == "exceptions.py" else set()
     while found := {name for name, its in bases.items() if name not in known and known & set(its)}:
         known |= found
-    return {name: bases[name] for name in known}
+    assert set(INTERNAL) <= known
+    return {name: bases[name] for name in known if name not in INTERNAL}
 
 
 def builtin_bases(name: str, classes: dict[str, list[str]]) -> set[str]:
@@ -113,6 +117,13 @@ def test_exit_codes_are_those_of_the_command() -> None:
     }
     rows = table((DOCS / "commands.md").read_text(), "exit code", "")
     assert {int(code) for row in rows for code in row[0].split(",")} == codes
+
+
+def test_exit_code_of_a_stopped_training_is_that_of_the_code() -> None:
+    """In the sections of the stop, and beside the table."""
+    for name in ("TrainingStopped", "StopRequested"):
+        assert f"exit code {EXIT_STOPPED}" in SECTIONS[name]
+    assert f"asked to stop with {EXIT_STOPPED}." in SECTIONS["Exit codes"]
 
 
 def test_page_has_no_example_without_a_test() -> None:

@@ -29,6 +29,7 @@ from agl_async_ckpt.storage import layout, pickle_check, trailer
 from agl_async_ckpt.storage.commit import commit_state, load_state
 from agl_async_ckpt.storage.run_identity import RunIdentity
 from agl_async_ckpt.storage.seal import Seal
+from agl_async_ckpt.storage.stop_request import StopRequest
 from tests.docs.format_reader import DECODERS, STORAGES, read
 from tests.docs.pages import DOCS, blocks, names, sections, table
 from tests.golden.sample import GOLDEN, assert_same, sample_state, small_state
@@ -131,7 +132,11 @@ def test_pickle_section_names_what_a_file_may_hold() -> None:
     assert globals_ == {name.decode().replace("\n", ".") for name in pickle_check._NAMES}
 
 
-@pytest.mark.parametrize(("part", "cls"), [("Seal", Seal), ("Run file", RunIdentity)], ids=["seal", "run_file"])
+@pytest.mark.parametrize(
+    ("part", "cls"),
+    [("Seal", Seal), ("Run file", RunIdentity), ("Request to stop", StopRequest)],
+    ids=["seal", "run_file", "stop"],
+)
 def test_table_of_another_file_lists_its_fields(part: str, cls: type) -> None:
     """The seal has its format and version beside them."""
     extra = {"format", "format_version"} if cls is Seal else set()
@@ -153,7 +158,7 @@ def test_page_names_every_file_that_the_extension_writes() -> None:
     """As layout.py has them, and the proof of life."""
     from agl_async_ckpt.in_flight.liveness import ALIVE_FILE_NAME
 
-    own = {layout.FILE_NAME, layout.SEAL_NAME, layout.RUN_FILE_NAME, layout.LOCK_FILE_NAME, layout.LEDGER_NAME}
+    own = {name for name in vars(layout).values() if str(name).startswith("agentlightning_")}
     found = set(re.findall(r"agentlightning_\w+\.\w+", PAGE))
     assert found == own | {ALIVE_FILE_NAME}
 

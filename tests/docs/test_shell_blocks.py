@@ -78,6 +78,18 @@ def test_every_call_of_the_command_on_any_page_is_one_that_it_takes() -> None:
     assert calls > 10
 
 
+def test_every_make_target_on_any_page_exists_and_is_explained() -> None:
+    """In a block or in a sentence, with the variables that the target takes."""
+    targets = dict(re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    found = 0
+    for page in all_pages():
+        for target, variable in re.findall(r"(?:^|`)make ([a-z-]+)(?: ([A-Z]+)=)?", page.read_text(), re.MULTILINE):
+            assert target in targets, f"{page.name}: make {target}"
+            assert not variable or variable in targets[target], f"{page.name}: make {target} {variable}="
+            found += 1
+    assert found > 10
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_block_runs_as_written(tmp_path: Path) -> None:
