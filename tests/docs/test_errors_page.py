@@ -123,7 +123,7 @@ def test_exit_code_of_a_stopped_training_is_that_of_the_code() -> None:
     """In the sections of the stop, and beside the table."""
     for name in ("TrainingStopped", "StopRequested"):
         assert f"exit code {EXIT_STOPPED}" in SECTIONS[name]
-    assert f"asked to stop with {EXIT_STOPPED}." in SECTIONS["Exit codes"]
+    assert f"[{EXIT_STOPPED}](preemption.md" in SECTIONS["Exit codes"]
 
 
 def test_page_has_no_example_without_a_test() -> None:
