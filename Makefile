@@ -124,6 +124,7 @@ types: install ## check types
 	@$(BIN)/pyright
 
 docs: install ## build the documentation, strictly
+	@$(BIN)/python scripts/draw_figures.py --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "==> site/index.html"
 
