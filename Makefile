@@ -62,7 +62,7 @@ test: install ## run the default test suite  [ARGS="-k name"]
 
 test-slow: install ## run the tests that need real Ray or many processes
 	@echo "==> slow tests"
-	@$(BIN)/python -m pytest -m "slow and not faults" $(ARGS)
+	@$(PYTEST) --dist worksteal -m "slow and not faults" $(ARGS)
 
 test-faults: install ## kill, refuse and cut off saves at every system call; needs strace, better as root with xfsprogs
 	@echo "==> fault suite"
@@ -74,9 +74,10 @@ soak: install ## kill -9 the rig N times at random moments, resume, compare  [N=
 soak-demo: install ## kill -9 the demo's training KILLS times at random moments, resume, compare  [KILLS=3 SEED=7]
 	@$(BIN)/python examples/cpu_training/demo.py --kills $(or $(KILLS),3) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-test-oldest: install $(OVERLAY)/verl-0.7.1 $(OVERLAY)/agentlightning-1.0.0 ## run the default suite on the oldest supported versions
+test-oldest: install $(OVERLAY)/verl-0.7.1 $(OVERLAY)/agentlightning-1.0.0 ## run what touches a framework on the oldest supported versions
 	@echo "==> tests with verl 0.7.1, agentlightning 1.0.0"
-	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/verl-0.7.1:$(CURDIR)/$(OVERLAY)/agentlightning-1.0.0 $(PYTEST) -m "not slow" $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/verl-0.7.1:$(CURDIR)/$(OVERLAY)/agentlightning-1.0.0 \
+		$(PYTEST) -m "not slow" $$(scripts/framework_tests.sh) $(ARGS)
 
 test-openrlhf: ## run the tests for OpenRLHF in .venv-openrlhf; skipped where there is no Python 3.11
 	@if ! test -x $(ORLHF)/bin/python && ! scripts/find_python.sh 3.11 >/dev/null 2>&1; then \
