@@ -113,7 +113,9 @@ class AgentTable:
         from agentlightning.server.store import _rollouts
 
         num_ended = self._reconcile()
-        waiting = [rid for rid in dict.fromkeys(report.polled) if rid in _rollouts and not self._is_terminal(rid)]
+        if not all(rid in _rollouts for rid in report.polled):
+            return num_ended  # the server was restarted since: which of them finish depends on all of them
+        waiting = [rid for rid in dict.fromkeys(report.polled) if not self._is_terminal(rid)]
         for rid in self._choose(waiting, report):
             self._finish(rid, report.step)
             num_ended += 1

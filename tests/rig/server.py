@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import uvicorn
 
 from tests.rig.agents import AgentsStuckError, AgentTable, WaitReport
+from tests.rig.weather import Weather
 
 T = TypeVar("T")
 
@@ -33,10 +34,12 @@ class AglServer:
 
     Attributes:
         agents: Survives `restart`, as a controller survives the server.
+        weather: What goes wrong between trainer and server.
     """
 
     def __init__(self, agents: AgentTable | None = None) -> None:
         self.agents = agents or AgentTable()
+        self.weather = Weather(_clear_store)
         self.port = 0
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
@@ -93,6 +96,7 @@ class AglServer:
         """Forget the controller too: for the next test."""
         self.reset_store()
         self.agents = AgentTable()
+        self.weather.clear_up()
 
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` in the server's event loop, where the store may be touched."""
@@ -122,7 +126,7 @@ class AglServer:
             except AgentsStuckError as error:
                 raise HTTPException(status_code=409, detail=str(error)) from None
 
-        return app
+        return self.weather.over(app)
 
 
 class _Server(uvicorn.Server):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,14 +16,8 @@ from agentlightning.client import AgentLightningSyncClient
 
 from agl_async_ckpt.exceptions import ServerError
 from agl_async_ckpt.in_flight import agl_server
+from tests.rig.double import Answer, Double, ok
 from tests.rig.server import AglServer
-
-Answer = tuple[int, bytes]
-
-
-def ok(value: Any) -> Answer:
-    """A good answer with a JSON body."""
-    return 200, json.dumps(value).encode()
 
 
 def record(rollout_id: str, **changes: Any) -> dict[str, Any]:
@@ -36,59 +28,6 @@ def record(rollout_id: str, **changes: Any) -> dict[str, Any]:
         "status": {"state": "running", "created_at": 1.0, "updated_at": 2.0},
         **changes,
     }
-
-
-class Double:
-    """A small HTTP server: gives `answers` one after another, the last one for ever, and remembers the requests.
-
-    Attributes:
-        answers: (status, body) each.
-        requests: `METHOD path` of each request.
-        bodies: The body of each request.
-    """
-
-    def __init__(self, answers: list[Answer], port: int = 0) -> None:
-        self.answers = answers
-        self.requests: list[str] = []
-        self.bodies: list[bytes] = []
-        double = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
-                status, answer = double._next(f"{self.command} {self.path}", body)
-                self.send_response(status)
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            do_GET = do_POST = do_DELETE = answer  # noqa: N815 - names that http.server looks for
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Be silent."""
-
-        self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        """Base URL."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def _next(self, request: str, body: bytes) -> Answer:
-        with self._lock:
-            self.requests.append(request)
-            self.bodies.append(body)
-            return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-
-    def stop(self) -> None:
-        """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
 
 @pytest.fixture
@@ -119,38 +58,6 @@ def client_of() -> Iterator[Callable[[str], AgentLightningSyncClient]]:
         client.close()
 
 
-class Clock:
-    """Time as the module sees it: it passes only in `sleep`.
-
-    Attributes:
-        pauses: Seconds of each sleep.
-        during_sleep: Called within each sleep.
-    """
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.pauses: list[float] = []
-        self.during_sleep: Callable[[], object] = lambda: None
-
-    def monotonic(self) -> float:
-        """Seconds."""
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.pauses.append(seconds)
-        self.now += seconds
-        self.during_sleep()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The module's clock, under control."""
-    clock = Clock()
-    monkeypatch.setattr(agl_server, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
-    return clock
-
-
 @pytest.fixture
 def free_port() -> int:
     """A loopback port at which nothing listens."""
@@ -159,58 +66,6 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-# --- reachable? ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("status", [200, 401, 404])
-def test_any_answer_of_a_living_server_ends_the_wait(serve: Any, client_of: Any, clock: Clock, status: int) -> None:
-    """The wait is for a server that answers, not for one that agrees."""
-    double = serve((status, b"{}"))
-    agl_server.wait_until_reachable(client_of(double.url), wait_s=300)
-    assert double.requests == ["GET /healthz"]
-    assert clock.pauses == []
-
-
-def test_refused_connection_is_tried_again_until_the_server_is_there(
-    serve: Any, client_of: Any, clock: Clock, free_port: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A server that comes up while a resume waits is used, and each try is said in the log."""
-    clock.during_sleep = lambda: serve(ok({}), port=free_port) if len(clock.pauses) == 3 else None
-    agl_server.wait_until_reachable(client_of(f"http://127.0.0.1:{free_port}"), wait_s=300)
-    assert clock.pauses == [0.5, 1.0, 2.0]
-    assert caplog.messages[0].startswith(f"The agl-server at http://127.0.0.1:{free_port} is not reachable (ConnectErr")
-    assert len(caplog.messages) == 3
-
-
-def test_server_error_on_health_is_waited_out(serve: Any, client_of: Any, clock: Clock) -> None:
-    """A server that answers 503 and 502 while it starts is not given up."""
-    double = serve((503, b""), (502, b"<html>"), ok({}))
-    agl_server.wait_until_reachable(client_of(double.url), wait_s=300)
-    assert clock.pauses == [0.5, 1.0]
-    assert len(double.requests) == 3
-
-
-def test_pauses_grow_to_a_bound_and_end_with_the_wait(client_of: Any, clock: Clock, free_port: int) -> None:
-    """Back-off doubles up to 15 s; the last pause ends when the time is up; the error names URL, time and cause."""
-    url = f"http://127.0.0.1:{free_port}"
-    with pytest.raises(ServerError) as caught:
-        agl_server.wait_until_reachable(client_of(url), wait_s=70)
-    assert clock.pauses == [0.5, 1, 2, 4, 8, 15, 15, 15, 9.5]
-    text = str(caught.value)
-    assert text.startswith(f"The agl-server at {url} was not reachable for 70 s (ConnectError: ")
-    assert text.endswith("The checkpoint is untouched; start again once the server answers.")
-    assert isinstance(caught.value, ConnectionError)
-
-
-def test_wait_of_zero_tries_once(serve: Any, client_of: Any, clock: Clock) -> None:
-    """`server_wait_s: 0` still asks, and the error says what was answered."""
-    double = serve((500, b""))
-    with pytest.raises(ServerError, match=r"not reachable for 0 s \(HTTP 500\)"):
-        agl_server.wait_until_reachable(client_of(double.url), wait_s=0)
-    assert len(double.requests) == 1
-    assert clock.pauses == []
 
 
 # --- what each call asks for ---------------------------------------------------------------------------------------
@@ -359,7 +214,6 @@ def test_nothing_to_delete_asks_nothing(serve: Any, client_of: Any) -> None:
 def test_real_server_answers_every_call(server: AglServer, client_of: Any) -> None:
     """Creation, list, gateway state and deletion as the real agl-server answers them; a second deletion is no error."""
     client = client_of(server.url)
-    agl_server.wait_until_reachable(client, wait_s=0)
     requests = [{"input": {"index": i}, "rollout_id": f"r{i}"} for i in range(3)]
     agl_server.create_rollouts(SimpleNamespace(client=client), requests)
     client.patch("/api/rollouts/r1", json={"status": {"state": "failed"}}).raise_for_status()

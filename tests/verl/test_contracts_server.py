@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -99,9 +100,8 @@ def test_deleted_rollout_is_unknown_and_deleting_it_again_is_no_error(client: An
     assert client.get(f"{capture.ROLLOUTS_URL}/a").status_code == 404
 
 
-def test_server_answers_health_check_and_gateway_state(client: Any) -> None:
+def test_server_answers_for_the_gateway_state(client: Any) -> None:
     """With the time of its own clock in each answer."""
-    agl_server.wait_until_reachable(client, wait_s=5)
     assert agl_server.num_proxied_requests(client) == 0
     answer = client.get(drain.STATE_URL)
     assert answer.json()[drain.NUM_IN_FLIGHT] == 0, agl("/proxy/state has inflight", "drain.py")
@@ -173,3 +173,39 @@ def test_kubernetes_job_is_named_after_the_rollout_id() -> None:
     from agentlightning.controller.k8s_reconciler import build_job_name
 
     assert build_job_name("a") == "agl-rollout-a", agl("the job name is made of the rollout id", "carry_over.py")
+
+
+# --- what an outage relies on --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["", "/events"])
+def test_unknown_rollout_is_named_in_the_answer(client: Any, suffix: str) -> None:
+    """So "not found" of something before the server is not taken for a server that has lost the rollout."""
+    answer = client.get(f"{capture.ROLLOUTS_URL}/never-there{suffix}")
+    assert answer.status_code == 404
+    assert "never-there" in answer.text, agl("404 names the rollout", "patience.py")
+    posted = client.post(f"{capture.ROLLOUTS_URL}/never-there/attempt/0/events", json={"event_type": "x", "data": {}})
+    assert (posted.status_code, "never-there" in posted.text) == (404, True)
+
+
+def test_managers_ask_the_server_by_the_known_methods_only() -> None:
+    """A request by another method would not wait for a server that is away."""
+    from agentlightning.verl import agl_rollout_manager, trainer
+
+    source = inspect.getsource(agl_rollout_manager) + inspect.getsource(trainer).replace(" client.", " self.client.")
+    source = source.replace("self._ensure_agl_client().", "self.client.")
+    methods = set(re.findall(r"self\.client\.(\w+)\(", source))
+    assert methods == {"get", "post", "delete", "post_with_retry"}, agl("calls of the client", "patience.py")
+
+
+def test_step_reads_the_id_of_each_rollout_anew() -> None:
+    """A rollout that is created again in the middle of a step has another id, in the same object."""
+    from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager, AglRolloutManager
+
+    step = inspect.getsource(AglAsyncRolloutManager.enqueue_and_wait_until_group_completed)
+    looked_at, _, after = step.partition("self._get_rollout(enqueued_rollout.rollout_id)")
+    assert "active_rollouts = carry_over_enqueued_rollouts + enqueued_rollouts" in looked_at
+    assert "finished_rollout_ids.add(enqueued_rollout.rollout_id)" in after, agl("ids of a step", "recovery.py")
+    validation = inspect.getsource(AglRolloutManager.enqueue_and_wait_until_completed)
+    assert "pending_rollouts = list(enqueued_rollouts)" in validation, agl("ids of a validation", "recovery.py")
+    assert "rollout_id = enqueued_rollout.rollout_id" in validation.partition("while")[2]

@@ -18,6 +18,8 @@ from agl_async_ckpt.exceptions import StateWriteError
 from agl_async_ckpt.in_flight import agl_server
 from agl_async_ckpt.in_flight.carry_over import InFlight
 from agl_async_ckpt.in_flight.liveness import ProofOfLife
+from agl_async_ckpt.in_flight.patience import Patience, PatientClient
+from agl_async_ckpt.in_flight.recovery import active_rollouts, is_new_server, log_return, recover
 from agl_async_ckpt.in_flight.rollout_manager import extended_manager
 from agl_async_ckpt.in_flight.settle import Outcome, Policy, decide, reclaimable
 from agl_async_ckpt.ledger.entry import ResumeKind
@@ -43,6 +45,7 @@ class Session:
         fingerprint: Of this run's inputs; only while active.
         run: Identity of the output folder; set when `fit()` has decided where to begin.
         in_flight: Rollouts enqueued and not trained.
+        patience: With which the agl-server is waited for.
         pending_rng: Generators to put back at the first training step.
         report: Of the resume that this `fit()` began with, if any.
         first_pull: Checks the first pull after a resume, then None.
@@ -73,6 +76,7 @@ class Session:
         self.in_flight = InFlight(
             keep_events=self.config.in_flight == "keep", max_bytes=self.config.in_flight_max_bytes
         )
+        self.patience = Patience(self.config.server_wait_s, self.in_flight.cross_gap)
         self.policy = Policy(own_folder=False)
         self.pending_rng: RngState | None = None
         self.report: ResumeReport | None = None
@@ -230,6 +234,10 @@ class Session:
 
     # --- the server -------------------------------------------------------------------------------------------------
 
+    def client(self, client: Any) -> Any:
+        """Return the trainer's client of the server as it is to be used."""
+        return PatientClient(client, self.patience) if self.active else client
+
     def manager_class(self, trainer: Any, manager_cls: type) -> type:
         """Return the manager class that works for this session."""
         if self.ledger is not None:
@@ -239,23 +247,24 @@ class Session:
         return extended_manager(
             manager_cls,
             self.in_flight,
+            self.patience,
             before_models=lambda: self.count_stale(trainer),
             settle=lambda manager: self.settle(trainer, manager),
             rerun=lambda manager, rollout_id: self.rerun(trainer, manager, rollout_id),
+            lost=lambda manager, rollout_id: self.lost(trainer, manager, rollout_id),
+            found=lambda: self.found(trainer),
             created=self.created,
             alive=self.alive,
         )
 
     def before_rollout(self, trainer: Any) -> None:
-        """Wait for the server before the first rollout of a start, and close the way to a dead trainer's models.
+        """Before the first rollout of a start, close the way to a dead trainer's models.
 
         Raises:
-            ServerError: It cannot be reached, or refuses us.
+            ServerError: The server cannot be reached, or refuses us.
         """
         if not self._server_reached:
-            client = capture.agl_client(trainer)
-            agl_server.wait_until_reachable(client, wait_s=self.config.server_wait_s)
-            agl_server.delete_models(client)  # also shows whether our key is right: the health check asks for none
+            agl_server.delete_models(capture.agl_client(trainer))
             self._server_reached = True
 
     def count_stale(self, trainer: Any) -> None:
@@ -307,24 +316,48 @@ class Session:
         records = agl_server.list_rollouts(client)
         outcome = decide(in_flight, items, records, self.policy)
         outcome.reclaimed = reclaimable(in_flight, items, records, self.policy)
+        if self._proof is not None and is_new_server(in_flight, records):
+            self._proof.forget()
         agl_server.delete_rollouts(client, outcome.reclaimed)
         return outcome
 
     def rerun(self, trainer: Any, manager: Any, rollout_id: str) -> str:
-        """Run a rollout again that has lived while no trainer was there, and failed or got no answer.
+        """Run a rollout again that has lived while no trainer or no server was there, and failed or got no answer.
 
         Returns:
             Its new id; the trainer's record of it is changed in place.
         """
-        items = [item for item in capture.carry_over(trainer) if item.rollout_id == rollout_id]
+        items = [item for item in active_rollouts(trainer, manager) if item.rollout_id == rollout_id]
+        self.in_flight.tracked[rollout_id].replaces = rollout_id
         self.in_flight.to_create.add(rollout_id)
         self.in_flight.create_missing(items, manager)
         if self.config.reclaim:
             agl_server.delete_rollouts(capture.agl_client(trainer), [rollout_id])
-        log.info("Rollout %s met no trainer: run again as %s.", rollout_id, items[0].rollout_id)
+        log.info("Rollout %s met no trainer or no server: run again as %s.", rollout_id, items[0].rollout_id)
         if self.report is not None:
             self.report.outcome.rerun.append(rollout_id)
         return items[0].rollout_id
+
+    def lost(self, trainer: Any, manager: Any, rollout_id: str) -> str:
+        """Deal with a server that does not know a rollout: it was restarted.
+
+        Returns:
+            The id that the rollout has now; the trainer's record of it is changed in place.
+
+        Raises:
+            ServerError: The server did not answer in time, or refuses.
+        """
+        [item] = [item for item in active_rollouts(trainer, manager) if item.rollout_id == rollout_id]
+        forget = self._proof.forget if self._proof is not None else lambda: None
+        absence = self.patience.take_absence()
+        recover(trainer, manager, self.in_flight, self.policy, absence=absence, forget=forget)
+        return item.rollout_id
+
+    def found(self, trainer: Any) -> None:
+        """Say, if the server was away, that it is back; `lost` says so if it has lost something."""
+        absence = self.patience.take_absence()
+        if absence is not None:
+            log_return(capture.agl_client(trainer), absence)
 
     def drained(self, num_in_flight: int, waited_s: float) -> bool:
         """Whether a paused gateway counts as drained.
@@ -366,7 +399,7 @@ class Session:
 
     def metrics(self, trainer: Any) -> dict[str, float]:
         """Return the numbers of this step for the trainer's own metrics, with the counts of this life's resume."""
-        groups = {item.data_id for item in self.in_flight.everything(capture.carry_over(trainer))}
+        groups = {item.data_id for item in self.in_flight.members(capture.carry_over(trainer))}
         values = {
             "num_buffered_inputs": num_rows(capture.buffered_batch(trainer)),
             "num_in_flight_groups": len(groups),

@@ -1,9 +1,7 @@
-"""What a resume asks of the agl-server, with errors that name the server and the rollout."""
+"""What the extension asks of the agl-server, with errors that name the server and the rollout."""
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,14 +11,12 @@ import httpx
 
 from agl_async_ckpt import capture
 from agl_async_ckpt.exceptions import ServerError
-
-log = logging.getLogger(__name__)
+from agl_async_ckpt.in_flight.patience import ADVICE
 
 T = TypeVar("T")
 
 STATES = ("queuing", "running", "succeeded", "failed")
 ENDED = ("succeeded", "failed")
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
 REQUEST_TIMEOUT_S = 60.0
 # The server lists whole records and knows no offset; its default limit of 500 would cut the list silently.
 NO_LIMIT = 1_000_000_000
@@ -32,38 +28,10 @@ HINTS = {
     401: " (agentlightning.agl_key is not the server's key?)",
     404: " (was the server restarted? A new start creates again what it has lost)",
 }
-ADVICE = "The checkpoint is untouched; start again once the server answers."
 
 
-def wait_until_reachable(client: httpx.Client, *, wait_s: float) -> None:
-    """Return once the server answers its health check.
-
-    Args:
-        client: agent-lightning's client.
-        wait_s: Give up after this time; tries are spaced with back-off.
-
-    Raises:
-        ServerError: Names the URL and the last failure.
-    """
-    give_up_at, pause_s = time.monotonic() + wait_s, FIRST_PAUSE_S
-    while True:
-        try:
-            response = client.request("GET", "/healthz", timeout=min(REQUEST_TIMEOUT_S, max(wait_s, 1.0)))
-            if response.status_code < 500:
-                return
-            failure = f"HTTP {response.status_code}"
-        except httpx.TransportError as error:
-            failure = f"{type(error).__name__}: {error}"
-        left_s = give_up_at - time.monotonic()
-        if left_s <= 0:
-            raise ServerError(
-                f"The agl-server at {client.base_url} was not reachable for {wait_s:g} s ({failure}).\n{ADVICE}"
-            )
-        log.warning(
-            "The agl-server at %s is not reachable (%s); waiting up to %.0f s.", client.base_url, failure, left_s
-        )
-        time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, MAX_PAUSE_S)
+class UnknownRolloutError(ServerError):
+    """The server does not know a rollout. Caught where the rollout can be created again."""
 
 
 def list_rollouts(client: Any) -> dict[str, Mapping[str, Any]]:
@@ -137,16 +105,19 @@ def named(client: Any, rollout_id: str) -> Iterator[None]:
     """Turn what a request about a rollout may raise into an error that names server and rollout.
 
     Raises:
+        UnknownRolloutError: It does not know it.
         ServerError: The server refused, or its answer cannot be used.
     """
     try:
         yield
     except ANSWER_ERRORS as error:
-        raise _server_error(client, f"rollout {rollout_id}", error) from error
+        unknown = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 404
+        kind = UnknownRolloutError if unknown else ServerError
+        raise _server_error(client, f"rollout {rollout_id}", error, kind) from error
 
 
-def _server_error(client: Any, what: str, error: Exception) -> ServerError:
-    return ServerError(f"The agl-server at {client.base_url} failed on {what}: {_failure(error)}.\n{ADVICE}")
+def _server_error(client: Any, what: str, error: Exception, kind: type[ServerError] = ServerError) -> ServerError:
+    return kind(f"The agl-server at {client.base_url} failed on {what}: {_failure(error)}.\n{ADVICE}")
 
 
 def _ask(client: Any, method: str, url: str, what: str, read: Callable[[Any], T]) -> T:

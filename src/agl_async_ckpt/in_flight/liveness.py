@@ -4,7 +4,8 @@ A rollout that ended after its trainer had died may have met a dead, paused or m
 no event for that. So each life of a run keeps the time at which it was last there fresh in the output folder, and a
 resume compares the server's times with it. They are the server's own, so two hosts' clocks need not agree: a life
 begins with the first rollout that it creates, after its models are registered, and lasts to the last `Date` header. The
-header counts whole seconds and may lag behind, so a little good work is run again; never the other way round.
+header counts whole seconds and may lag behind, so a little good work is run again; never the other way round. A server
+that was restarted has forgotten whatever ended before, and perhaps another clock: what was noted goes with it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,18 @@ class ProofOfLife:
             # Nothing was created. The header names the second that has begun: what ended earlier in it may have ended
             # without us.
             self._first = server_time + DATE_RESOLUTION_S
-        lives = [[span.first, span.last] for span in (*self._earlier, Span(self._first, server_time))]
+        self._write((*self._earlier, Span(self._first, server_time)))
+
+    def forget(self) -> None:
+        """Begin anew: the server is another one, with a clock of its own, and holds nothing of before."""
+        if not self._earlier and self._first is None:
+            return
+        self._earlier, self._first, self._seen = (), None, None
+        if self._is_latest():
+            self._write(())
+
+    def _write(self, spans: Sequence[Span]) -> None:
+        lives = [[span.first, span.last] for span in spans]
         try:
             self._temp.write_text(json.dumps({"run_id": self._run_id, "lives": lives}))
             self._temp.replace(self._path)
