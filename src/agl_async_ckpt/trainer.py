@@ -106,13 +106,15 @@ class CheckpointOverrides(_Trainer):
         return super()._rollout(*args, **kwargs)
 
     def _ensure_agl_client(self) -> Any:
-        return super()._ensure_agl_client() if self._async_ckpt_client is None else self._async_ckpt_client
+        if self._async_ckpt_client is not None:
+            return self._async_ckpt_client
+        return self._async_ckpt.client(super()._ensure_agl_client())
 
     def _pause_and_drain_gateway(self, *args: Any, **kwargs: Any) -> Any:
         session = self._async_ckpt
         if not session.active:
             return super()._pause_and_drain_gateway(*args, **kwargs)
-        self._async_ckpt_client = DrainClient(super()._ensure_agl_client(), session.drained, session.alive)
+        self._async_ckpt_client = DrainClient(self._ensure_agl_client(), session.drained, session.alive)
         try:
             return super()._pause_and_drain_gateway(*args, **kwargs)
         finally:
