@@ -10,7 +10,7 @@ import ray
 import torch
 import wrapt
 
-from tests.openrlhf.rig.machine import Group
+from tests.openrlhf.rig.machine import Engine, Group
 
 STOP = "stop"
 
@@ -78,7 +78,7 @@ class GeneratorHost:
         self.actor = Generator(
             args.actor.model_name_or_path,
             strategy(args, in_order),
-            [parts["machine"]],
+            [Engine(parts["machine"])],
             vllm_lock=parts["lock"],
             rollout_queue=parts["rollout_queue"],
             rollout_slots=StoppableSlots(parts["rollout_slots"]),
@@ -118,7 +118,7 @@ class TrainerHost:
             None,
             None,
             None,
-            [parts["machine"]],
+            [Engine(parts["machine"])],
             vllm_lock=parts["lock"],
             rollout_queue=parts["rollout_queue"],
             rollout_slots=parts["rollout_slots"],

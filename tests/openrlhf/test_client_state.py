@@ -1,0 +1,194 @@
+"""What lies in the checkpoint: readable by OpenRLHF alone, and never used when it is not whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.exceptions import RayTaskError
+
+from agl_async_ckpt.exceptions import DamagedStateError, StateMismatchError, UnsupportedVersionError
+from agl_async_ckpt.openrlhf import client_state
+from agl_async_ckpt.openrlhf.boundary import Boundary
+from agl_async_ckpt.openrlhf.client_state import KEY, materialise, read_entry
+from agl_async_ckpt.openrlhf.internals import root_cause
+from tests.openrlhf.rig.stage import Stage
+
+BOUNDARY = Boundary(None, 0, True, {"number of prompts": 8}, {"rollout.n_samples_per_prompt": 1}, {})
+STATES = {"episode": 1, "global_step": 3, "data_loader_state_dict": {"position": 4}, KEY: BOUNDARY}
+
+
+def saved(args: Any) -> Path:
+    """The file of the newest checkpoint."""
+    folder = Path(args.ckpt.path) / "_actor"
+    return folder / (folder / "latest").read_text() / "states.pt"
+
+
+def rewrite(args: Any, change: Any) -> None:
+    """Change the client state of the newest checkpoint."""
+    content = torch.load(saved(args), weights_only=False)
+    change(content["client"])
+    torch.save(content, saved(args))
+
+
+def refusal(stage: Stage, args: Any) -> BaseException:
+    """The error with which a resume ends."""
+    with pytest.raises(RayTaskError) as caught:
+        stage.live(args)
+    return root_cause(caught.value)
+
+
+def test_entry_comes_back_and_the_boundary_stays() -> None:
+    """Materialising leaves the client states as they were: a best checkpoint may be written of them later."""
+    entry = materialise(STATES)[KEY]
+    assert STATES[KEY] is BOUNDARY
+    state = read_entry(entry, "ckpt", 3)
+    assert (state.global_step, state.epoch, state.exhausted, state.num_buffered) == (3, 2, True, 0)
+    assert state.loader_state == {"position": 4}
+    assert state.fingerprint.must_match == {"number of prompts": 8}
+
+
+def test_every_altered_byte_is_noticed() -> None:
+    """A sample of positions over the whole entry."""
+    entry = materialise(STATES)[KEY]
+    for position in range(0, len(entry), 97):
+        altered = entry.clone()
+        altered[position] ^= 1
+        with pytest.raises(DamagedStateError, match="ckpt/_actor, client state 'agl_async_ckpt'"):
+            read_entry(altered, "ckpt/_actor", 3)
+
+
+@pytest.mark.parametrize("entry", [None, {}, b"bytes", torch.zeros(3), torch.zeros(0, dtype=torch.uint8)], ids=str)
+def test_entry_of_another_kind_is_damage(entry: Any) -> None:
+    """Something else under our key is said, not skipped."""
+    with pytest.raises(DamagedStateError, match="client state 'agl_async_ckpt'"):
+        read_entry(entry, "ckpt", 3)
+
+
+def test_entry_of_another_step_is_refused() -> None:
+    """The entry and the client state around it belong together."""
+    with pytest.raises(StateMismatchError, match="another step"):
+        read_entry(materialise(STATES)[KEY], "ckpt", 4)
+
+
+def test_newer_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its number, with the version that wrote it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(client_state, "LAYOUT", 2)
+        entry = materialise(STATES)[KEY]
+    with pytest.raises(UnsupportedVersionError, match="layout 2; this agl-async-ckpt reads layout 1"):
+        read_entry(entry, "ckpt", 3)
+
+
+def test_damaged_checkpoint_stops_the_resume(stage: Stage, tmp_path: Path) -> None:
+    """Before anything is generated, with the checkpoint named."""
+    args = stage.args(tmp_path, 8)
+    stage.live(args, crash_at=2)
+
+    def damage(client: dict[str, Any]) -> None:
+        client[KEY] = client[KEY].clone()
+        client[KEY][100] ^= 1
+
+    rewrite(args, damage)
+    error = refusal(stage, args)
+    assert isinstance(error, DamagedStateError)
+    assert str(tmp_path) in str(error)
+    assert ray.get(stage.machine.story.remote())["generated"] == []
+
+
+def test_checkpoint_without_our_entry_resumes_as_openrlhf_does(stage: Stage, tmp_path: Path) -> None:
+    """Such as one that was saved before the extension; the tail is lost, and so it was before."""
+    args = stage.args(tmp_path, 8)
+    stage.live(args, crash_at=2, extended=False, in_order=True)
+    assert stage.live(args, in_order=True).trained == [["4", "5"], ["6", "7"]]
+
+
+def test_openrlhf_alone_reads_our_checkpoints(stage: Stage, tmp_path: Path) -> None:
+    """The way back stays open: OpenRLHF resumes from them as from its own."""
+    args = stage.args(tmp_path, 8)
+    stage.live(args, crash_at=2, in_order=True)
+    assert stage.live(args, in_order=True, extended=False).trained == [["4", "5"], ["6", "7"]]
+
+
+def test_checkpoint_holds_samples_once_and_only_those_left(stage: Stage, tmp_path: Path) -> None:
+    """As plain values: no class of OpenRLHF is named in the entry."""
+    args = stage.args(tmp_path, 8, rollout__vllm_generate_batch_size=6)
+    for crash_at, left in ((2, 4), (3, 2), (4, 0)):
+        stage.live(args, crash_at=crash_at, in_order=True)
+        client = torch.load(saved(args), weights_only=False)["client"]
+        assert read_entry(client[KEY], "ckpt", client["global_step"]).num_buffered == left
+        assert b"openrlhf.trainer" not in bytes(client[KEY].tolist())
+
+
+def test_changed_batch_and_queue_sizes_are_exact(stage: Stage, tmp_path: Path) -> None:
+    """Every prompt once, in the same order, in batches of the new size."""
+    whole = stage.live(stage.args(tmp_path / "whole", 14))
+    before = stage.live(stage.args(tmp_path / "killed", 14), crash_at=2)
+    changed = {"rollout__batch_size": 3, "rollout__vllm_generate_batch_size": 7, "train__async_queue_size": 4}
+    after = stage.live(stage.args(tmp_path / "killed", 14, **changed), seed=8)
+    assert before.prompts + after.prompts == whole.prompts
+    assert [len(batch) for batch in after.trained] == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "changed", "names"),
+    [
+        pytest.param(9, {}, ["number of prompts", "content of the prompts", "8", "9"], id="another_dataset"),
+        pytest.param(8, {"data__input_template": "x{}"}, ["content of the prompts"], id="other_prompts"),
+        pytest.param(
+            8, {"rollout__n_samples_per_prompt": 2}, ["rollout.n_samples_per_prompt", "1", "2"], id="group_size"
+        ),
+        pytest.param(8, {"data__dataloader_num_workers": 1}, ["data.dataloader_num_workers"], id="loader_workers"),
+        pytest.param(8, {"correction": True}, ["log-probabilities"], id="correction"),
+    ],
+)
+def test_changed_setting_is_refused_by_name(
+    stage: Stage, tmp_path: Path, num_prompts: int, changed: dict[str, Any], names: list[str]
+) -> None:
+    """With both values, and with the number of samples that going on without the extension would skip."""
+    stage.live(stage.args(tmp_path, 8), crash_at=2)
+    correction = changed.pop("correction", False)
+    args = stage.args(tmp_path, num_prompts, **changed)
+    if correction:
+        advantage = args.algo.advantage
+        advantage.is_correction_level, advantage.is_correction_enable = "token", True
+    error = refusal(stage, args)
+    assert isinstance(error, StateMismatchError)
+    for part in [*names, "skips the 2 generated samples"]:
+        assert part in str(error)
+
+
+def test_group_size_may_change_where_nothing_is_left_of_the_old_one(stage: Stage, tmp_path: Path) -> None:
+    """At the end of a generation batch."""
+    stage.live(stage.args(tmp_path, 8), crash_at=3, in_order=True)
+    after = stage.live(stage.args(tmp_path, 8, rollout__n_samples_per_prompt=2), in_order=True)
+    assert after.trained == [["4", "4", "5", "5"], ["6", "6", "7", "7"]]
+
+
+def test_sync_training_refuses_to_skip_samples(stage: Stage, tmp_path: Path) -> None:
+    """A synchronous resume of an asynchronous checkpoint; without samples in it, nothing is in the way."""
+    from agl_async_ckpt.openrlhf.sync import GuardedPPOTrainer
+
+    for crash_at, left in ((2, 2), (3, 0)):
+        args = stage.args(tmp_path, 8)
+        stage.live(args, crash_at=crash_at)
+        ray.get(stage.machine.begin.remote(str(Path(args.ckpt.path) / "_actor"), None))
+        trainer = GuardedPPOTrainer.__new__(GuardedPPOTrainer)
+        trainer.args, trainer.actor_model_group = args, stage.group()
+        if left:
+            with pytest.raises(StateMismatchError, match="with 2 generated samples"):
+                trainer.init_checkpoint_states()
+        else:
+            states = trainer.init_checkpoint_states()
+            assert KEY not in states
+            assert states["global_step"] == 2
+
+
+def test_boundary_is_frozen() -> None:
+    """It is shared by every batch of a generation."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        BOUNDARY.num_samples = 1  # pyright: ignore[reportAttributeAccessIssue]
