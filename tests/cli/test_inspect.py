@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import time
 from pathlib import Path
 
 from agl_async_ckpt.cli.inspect import _ranges
 from agl_async_ckpt.storage.container import read_trailer
-from agl_async_ckpt.storage.layout import FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME
 from tests.cli.conftest import Cli
 from tests.cli.folders import begin_run, flip, plain_save, save_step
 
@@ -123,6 +125,57 @@ def test_altered_byte_shows_where_one_step_or_file_is_asked_for(cli: Cli, out: P
     result = cli("inspect", shutil.copy(file, tmp_path / FILE_NAME))
     assert (result.code, result.out) == (1, "")
     assert "does not match its checksum" in result.err
+
+
+def test_damaged_file_alone_is_json_too(cli: Cli, out: Path, tmp_path: Path) -> None:
+    """A script that asks for JSON gets some, with the problem in it."""
+    copy = shutil.copy(out / "global_step_4" / FILE_NAME, tmp_path / FILE_NAME)
+    flip(Path(copy), 200)
+    result = cli("inspect", copy, "--json")
+    (row,) = result.json()
+    assert (result.code, result.err) == (1, "")
+    assert (row["step"], row["path"], row["complete"], row["bytes"]) == (None, str(copy), False, copy.stat().st_size)
+    assert "does not match its checksum" in row["problems"][0]
+
+
+def test_file_that_is_no_input_state_is_one_for_no_command(cli: Cli, out: Path, tmp_path: Path) -> None:
+    """Nothing to check or show: exit code 2, by `inspect` and `verify` alike; under the usual name it is damage."""
+    step = out / "global_step_4"
+    text, whole, copy = tmp_path / "notes.txt", tmp_path / "loader.pt", tmp_path / "copy.pt"
+    text.write_text("no zip")
+    shutil.copy(step / "data.pt", whole)
+    flip(Path(shutil.copy(step / FILE_NAME, copy)), 200)
+    (tmp_path / "named").mkdir()
+    shutil.copy(text, tmp_path / "named" / FILE_NAME)
+    expected = {text: 2, whole: 2, copy: 1, tmp_path / "named" / FILE_NAME: 1}
+    for command in ("inspect", "verify"):
+        for path, code in expected.items():
+            result = cli(command, path)
+            assert result.code == code, (command, path)
+            assert ("is no input state of agl-async-ckpt" in result.err) == (code == 2)
+
+
+def test_step_that_a_trainer_is_saving_is_not_called_damaged(cli: Cli, out: Path) -> None:
+    """As long as the folder is in use, and only the one that was written since its trainer came."""
+    for step in (4, 6):
+        (out / f"global_step_{step}" / SEAL_NAME).unlink()
+    (out / TRACKER_NAME).write_text("2")
+    file = out / "global_step_6" / FILE_NAME
+    file.write_bytes(file.read_bytes()[:-5])
+    before = time.time() - 60
+    for path in (out / "global_step_4").rglob("*"):
+        os.utime(path, (before - 60, before - 60))
+    (out / LOCK_FILE_NAME).write_text(f'{{"host": "node-1", "pid": 4711, "since": {before}}}')
+    with (out / LOCK_FILE_NAME).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        problems = [row["problems"] for row in cli("inspect", out, "--json").json()]
+        assert "did not finish" in problems[1][0]
+        assert problems[2] == ["being saved now, by process 4711 on node-1"]
+        (found,) = cli("verify", out / "global_step_6", "--json").json()["steps"]
+        assert [note["reason"] for note in found["notes"]] == problems[2]
+        assert found["sound"]
+    assert "is damaged" in cli("inspect", out, "--json").json()[2]["problems"][0]
+    assert cli("verify", out / "global_step_6").code == 1
 
 
 def test_step_without_an_input_state_says_why(cli: Cli, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -242,3 +243,32 @@ def test_missing_line_is_a_problem_wherever_it_was(kind: type, index: int) -> No
     result = without(story, (kind, index))
     assert not result.holds
     assert result.problems
+
+
+@pytest.mark.parametrize(
+    ("index", "found"),
+    [
+        pytest.param(2, ["gap"], id="step"),
+        pytest.param(0, ["gap"], id="start"),
+        pytest.param(5, [], id="step_that_a_resume_has_thrown_away"),
+    ],
+)
+def test_line_that_cannot_be_read_is_a_problem_exactly_if_the_account_needs_it(index: int, found: list[str]) -> None:
+    """The line itself is a note; what it leaves untold is the problem, and names the steps."""
+    story = Story(dataset(60), 2, 5).start().steps(5)
+    story.start(3, resume="exact").steps(4)
+    entries = tuple(entry for number, entry in enumerate(story.entries) if number != index)
+    result = audit_ledger(Ledger(Path("ledger"), entries, ((index + 1, "no line of a ledger"),)))
+    assert sorted({problem.kind for problem in result.problems} & {"gap"}) == found
+    assert bool(result.problems) == bool(found)
+    assert f"1 line of the ledger cannot be read (line {index + 1})." in result.notes
+
+
+def test_one_of_something_is_said_in_the_singular() -> None:
+    """One orphan line, and one input that is trained again."""
+    story = Story(dataset(20), 2, 5).start().steps(1)
+    orphan = story.entries[-1]
+    story.entries = [*Story(dataset(20), 2, 5).start().steps(3).entries]
+    story.entries.append(replace(orphan, run_id="another run"))
+    texts = [problem.text for problem in story.audit().problems]
+    assert texts == ["1 line belongs to a life whose start is missing; left out."]

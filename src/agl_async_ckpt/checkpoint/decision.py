@@ -16,6 +16,7 @@ from agl_async_ckpt.storage.layout import SEAL_NAME, TRACKER_NAME
 from agl_async_ckpt.storage.run_identity import read_run
 from agl_async_ckpt.storage.steps import StepInfo, TrackerProblem, list_steps, read_tracker
 from agl_async_ckpt.storage.trailer import Trailer
+from agl_async_ckpt.words import plural
 
 MAX_LISTED = 8
 
@@ -119,11 +120,6 @@ def position_text(step_dir: Path, reason: str, position: Position) -> str:
         f"{plural(counts['num_buffered_inputs'], 'buffered input')} and {plural(num_groups, 'prompt group')} in flight"
         f"{rollouts}."
     )
-
-
-def plural(number: int, one: str, many: str = "") -> str:
-    """`1 rollout`, `2 rollouts`."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _names_nothing(tracker: int | TrackerProblem | None) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agl_async_ckpt.checkpoint.decision import Position, plural, position_text
+from agl_async_ckpt.checkpoint.decision import Position, position_text
 from agl_async_ckpt.in_flight.settle import Outcome
+from agl_async_ckpt.words import plural
 
 MAX_IDS = 3
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from agl_async_ckpt.checkpoint.decision import Position, decide_latest
 from agl_async_ckpt.checkpoint.step_check import (
+    being_saved,
     check_file,
     check_step,
     dropped_text,
@@ -83,6 +84,10 @@ def verify_step(info: StepInfo, steps: Sequence[StepInfo]) -> Report:
     """
     newest = next((step.path for step in reversed(steps) if step.complete and step.path != info.path), None)
     report = Report(info.path, info.step)
+    writer = being_saved(info, current_holder(info.path.parent))
+    if writer is not None:
+        report.notes.append(Finding(info.path, f"being saved now, by {writer}"))
+        return report
     if not has_state(info.path):
         _judge_absence(info, report, newest)
         return report

@@ -18,9 +18,10 @@ from agl_async_ckpt.exceptions import (
 )
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.container import Trailer, verify
-from agl_async_ckpt.storage.layout import FILE_NAME, MODEL_FOLDERS, SEAL_NAME, parse_step
+from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, MODEL_FOLDERS, SEAL_NAME, parse_step
+from agl_async_ckpt.storage.lock import read_holder
 from agl_async_ckpt.storage.run_identity import RunIdentity, read_run
-from agl_async_ckpt.storage.steps import inspect_step, list_steps, read_tracker
+from agl_async_ckpt.storage.steps import StepInfo, inspect_step, list_steps, read_tracker
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,30 @@ def must_have_state(step_dir: Path, run: RunIdentity | None) -> bool:
     assert step is not None
     wrote_before = run is not None and run.first_step is not None and run.first_step <= step
     return wrote_before or (step_dir / SEAL_NAME).exists()
+
+
+def being_saved(info: StepInfo, holder: str | None) -> str | None:
+    """Say who is saving a step at this moment; None if nobody is, as far as the lock of the folder tells.
+
+    The seal is written last, and a save that fails ends its trainer: so a step without a seal that has changed since
+    the trainer came is being saved.
+
+    Args:
+        info: From a look at the step.
+        holder: `current_holder` of its output folder, asked before that look.
+    """
+    if holder is None or info.complete or (info.path / SEAL_NAME).exists():
+        return None
+    since = read_holder(info.path.parent / LOCK_FILE_NAME).get("since")
+    return holder if since is not None and _changed_at(info.path) >= since else None
+
+
+def _changed_at(folder: Path) -> float:
+    """When something in a folder was last written, Unix seconds. What a start has removed from it does not count."""
+    try:
+        return max((entry.stat().st_mtime for entry in folder.iterdir()), default=folder.stat().st_mtime)
+    except OSError:  # renamed between the two looks
+        return float("inf")
 
 
 def is_pruned(step_dir: Path) -> bool:

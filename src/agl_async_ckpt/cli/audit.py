@@ -14,6 +14,7 @@ from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
 from agl_async_ckpt.exceptions import CheckpointNotFoundError
 from agl_async_ckpt.ledger.entry import InputName, position_of
+from agl_async_ckpt.words import plural
 
 if TYPE_CHECKING:
     from agl_async_ckpt.ledger.audit import Audit
@@ -91,7 +92,7 @@ def _print(result: Audit) -> None:
     for note in result.notes:
         output.say(f"Note: {note}")
     if result.carried_in:
-        output.say(f"Note: {len(result.carried_in)} inputs were in flight or buffered where the account begins.")
+        output.say(f"Note: in flight or buffered where the account begins: {plural(len(result.carried_in), 'input')}.")
     for problem in result.problems:
         output.say(f"Problem: {problem.text}{_named(problem.inputs)}")
     if result.holds:
@@ -106,10 +107,10 @@ def _summary(result: Audit) -> str:
     resumed = ", ".join(str(start.step) for start in result.walk.resumes)
     newest = result.ledger.last
     age = "" if newest is None else f", last line {output.duration(time.time() - newest.time)} ago"
-    lives = "1 life" if lineage.num_lives == 1 else f"{lineage.num_lives} lives"
+    lives = plural(lineage.num_lives, "life", "lives")
     first = result.first.step + 1
     steps = f"steps {first} to {result.last_step}" if result.last_step >= first else "no step is done yet"
-    discarded = f"; {lineage.num_discarded} steps thrown away by resumes" if lineage.num_discarded else ""
+    discarded = f"; {plural(lineage.num_discarded, 'step')} thrown away by resumes" if lineage.num_discarded else ""
     return (
         f"{result.ledger.path}\n"
         f"Run {last.run_id}: {steps}, {lives}"

@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.checkpoint.step_check import is_pruned, must_have_state
+from agl_async_ckpt.checkpoint.step_check import being_saved, is_pruned, must_have_state
 from agl_async_ckpt.cli import output
-from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
-from agl_async_ckpt.cli.target import Target, find_target, no_checkpoints
+from agl_async_ckpt.cli.target import Target, find_target, no_checkpoints, require_input_file
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError
 from agl_async_ckpt.storage.container import Trailer, verify
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.lock import current_holder
 from agl_async_ckpt.storage.run_identity import RunIdentity, read_run
 from agl_async_ckpt.storage.steps import StepInfo, TrackerProblem, read_tracker
 
@@ -54,22 +54,43 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """List the steps; returns the exit code."""
     target = find_target(args.path)
-    rows = [file_row(target.path)] if target.kind == "file" else [step_row(info, run) for info, run in _steps(target)]
-    if args.json:
+    if target.kind == "file":
+        return _run_file(target, as_json=args.json)
+    rows = _step_rows(target)
+    _write(target, rows, as_json=args.json)
+    return EXIT_PROBLEMS if target.kind == "step" and not rows[0][0]["complete"] else EXIT_OK
+
+
+def _run_file(target: Target, *, as_json: bool) -> int:
+    require_input_file(target.path)
+    try:
+        row = file_row(target.path)
+    except StateFormatError as error:
+        if not as_json:
+            raise
+        output.print_json([_row(None, target.path, False, [str(error)], False, None)[0]])
+        return EXIT_PROBLEMS
+    _write(target, [row], as_json=as_json)
+    return EXIT_OK
+
+
+def _write(target: Target, rows: list[Row], *, as_json: bool) -> None:
+    if as_json:
         output.print_json([row for row, _ in rows])
     else:
         _print(target, rows)
-    if target.kind == "step" and not rows[0][0]["complete"]:
-        return EXIT_PROBLEMS
-    return EXIT_OK
 
 
 Row = tuple[dict[str, Any], "Trailer | None"]
 
 
-def step_row(info: StepInfo, run: RunIdentity | None) -> Row:
-    """Describe a step."""
-    problems = list(info.problems) if info.has_state else [absence(info, run)]
+def step_row(info: StepInfo, run: RunIdentity | None, holder: str | None = None) -> Row:
+    """Describe a step; `holder` is the process that writes into its output folder now."""
+    writer = being_saved(info, holder)
+    if writer is not None:
+        problems = [f"being saved now, by {writer}"]
+    else:
+        problems = list(info.problems) if info.has_state else [absence(info, run)]
     return _row(info.step, info.path, info.complete, problems, info.selected, info.trailer)
 
 
@@ -77,15 +98,9 @@ def file_row(path: Path) -> Row:
     """Describe an input file that lies in no step folder.
 
     Raises:
-        UsageError: It is no input file.
-        DamagedStateError: It bears the name of one.
+        StateFormatError: It is damaged, or of a newer version.
     """
-    try:
-        trailer = verify(path)
-    except StateFormatError as error:
-        if path.name == FILE_NAME:
-            raise
-        raise UsageError(f"{path} is no input state of agl-async-ckpt: {error}") from error
+    trailer = verify(path)
     alone = "it lies in no folder global_step_<N>, so only the file itself was looked at"
     return _row(trailer.global_step, path, False, [alone], False, trailer)
 
@@ -99,7 +114,9 @@ def absence(info: StepInfo, run: RunIdentity | None) -> str:
     return "saved without the input position: the extension was not active"
 
 
-def _row(step: int, path: Path, complete: bool, problems: list[str], selected: bool, trailer: Trailer | None) -> Row:
+def _row(
+    step: int | None, path: Path, complete: bool, problems: list[str], selected: bool, trailer: Trailer | None
+) -> Row:
     counts = trailer.counts if trailer is not None else {}
     return {
         "step": step,
@@ -130,13 +147,14 @@ def _size(path: Path) -> int | None:
     return None
 
 
-def _steps(target: Target) -> list[tuple[StepInfo, RunIdentity | None]]:
+def _step_rows(target: Target) -> list[Row]:
     try:
         run = read_run(target.folder)
     except AsyncCheckpointError as error:
         output.error(f"warning: {error}")
         run = None
-    return [(info, run) for info in target.steps(full=True)]
+    holder = current_holder(target.folder)
+    return [step_row(info, run, holder) for info in target.steps(full=True)]
 
 
 def _print(target: Target, rows: list[Row]) -> None:

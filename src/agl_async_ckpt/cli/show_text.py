@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt import capture
-from agl_async_ckpt.checkpoint.decision import plural
 from agl_async_ckpt.cli import output
 from agl_async_ckpt.cli.values import is_array, short
 from agl_async_ckpt.state import Batch, InputState, PromptGroup
 from agl_async_ckpt.storage.trailer import Trailer
+from agl_async_ckpt.words import plural
 
 DEFAULT_COLUMNS = 4
 TEXT_WIDTH = 40

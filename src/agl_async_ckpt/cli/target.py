@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from agl_async_ckpt.cli.errors import UsageError
+from agl_async_ckpt.exceptions import StateFormatError, UnsupportedVersionError
+from agl_async_ckpt.storage.container import read_trailer
 from agl_async_ckpt.storage.layout import FILE_NAME, RUN_FILE_NAME, TRACKER_NAME, parse_step
 from agl_async_ckpt.storage.steps import StepInfo, inspect_step, list_steps, read_tracker
 
@@ -67,6 +69,21 @@ def find_target(given: str) -> Target:
     if path.name == FILE_NAME and parse_step(path.parent) is not None:
         return Target("step", path.parent)
     return Target("file", path)
+
+
+def require_input_file(path: Path) -> None:
+    """Refuse a file that is no input state, unless it bears the name of one.
+
+    Raises:
+        UsageError: Says what it is instead.
+    """
+    try:
+        read_trailer(path)
+    except UnsupportedVersionError:
+        return
+    except StateFormatError as error:
+        if path.name != FILE_NAME:
+            raise UsageError(f"{path} is no input state of agl-async-ckpt: {error}") from error
 
 
 def is_checkpoint_folder(folder: Path) -> bool:

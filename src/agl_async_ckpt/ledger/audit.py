@@ -17,6 +17,7 @@ from agl_async_ckpt.ledger.epochs import EpochAccount, count_epochs
 from agl_async_ckpt.ledger.lineage import Lineage, trace
 from agl_async_ckpt.ledger.reader import Ledger, read_ledger
 from agl_async_ckpt.ledger.walk import Drawn, Problem, Walk, walk
+from agl_async_ckpt.words import plural
 
 CAUSES = {
     "none": "this start began from scratch",
@@ -142,7 +143,9 @@ def _missing_lines(lineage: Lineage) -> list[Problem]:
     """Lines that must have been there: the start of a life, and the last steps of one that came to its end."""
     problems: list[Problem] = []
     if lineage.num_orphans:
-        text = f"{lineage.num_orphans} lines belong to a life whose start is missing; they were left out."
+        text = (
+            f"{plural(lineage.num_orphans, 'line belongs', 'lines belong')} to a life whose start is missing; left out."
+        )
         problems.append(Problem("gap", text))
     part = lineage.parts[-1]
     last = part.steps[-1].step if part.steps else part.start.step
@@ -164,8 +167,8 @@ def _losses(walked: Walk) -> list[Problem]:
             )
             if names:
                 text = (
-                    f"{len(names)} input{'s' if len(names) > 1 else ''} {place} at step {start.step} "
-                    f"{'were' if len(names) > 1 else 'was'} lost at the resume of life {start.life} "
+                    f"{plural(len(names), 'input')} {place} at step {start.step} "
+                    f"{'was' if len(names) == 1 else 'were'} lost at the resume of life {start.life} "
                     f"({CAUSES[start.resume]})."
                 )
                 problems.append(Problem("lost", text, names, start.life, start.step))
@@ -176,7 +179,8 @@ def _repeats(epochs: list[EpochAccount]) -> list[Problem]:
     return [
         Problem(
             "repeated",
-            f"{len(epoch.repeated)} inputs are trained, or about to be, once more than epoch {epoch.epoch} needs.",
+            f"{plural(len(epoch.repeated), 'input is', 'inputs are')} trained, or about to be, once more than epoch "
+            f"{epoch.epoch} needs.",
             tuple(epoch.repeated),
         )
         for epoch in epochs
@@ -186,7 +190,7 @@ def _repeats(epochs: list[EpochAccount]) -> list[Problem]:
 
 def _skips(epochs: list[EpochAccount]) -> list[Problem]:
     return [
-        Problem("skipped", f"{epoch.num_skipped} inputs of epoch {epoch.epoch} were never handed out by the loader.")
+        Problem("skipped", f"{plural(epoch.num_skipped, 'row')} of epoch {epoch.epoch} never came out of the loader.")
         for epoch in epochs
         if epoch.num_skipped
     ]
@@ -208,7 +212,7 @@ def _notes(ledger: Ledger, lineage: Lineage, walked: Walk) -> list[str]:
     notes += [f"Life {start.life} dropped the position of step {start.step}: epochs count anew." for start in resets]
     if ledger.damaged:
         lines = ", ".join(str(number) for number, _ in ledger.damaged[:5])
-        notes.append(f"{len(ledger.damaged)} lines of the ledger cannot be read (line {lines}).")
+        notes.append(f"{plural(len(ledger.damaged), 'line')} of the ledger cannot be read (line {lines}).")
     if ledger.unfinished:
         notes.append("The last line is unfinished: it is being written, or its writer was killed.")
     return notes

@@ -12,6 +12,7 @@ from typing import Literal
 
 from agl_async_ckpt.ledger.entry import InputName, Start, Step, position_of
 from agl_async_ckpt.ledger.lineage import Lineage, Part
+from agl_async_ckpt.words import plural
 
 Fate = Literal["buffered", "in_flight", "trained", "dropped", "lost", "unrecorded"]
 
@@ -217,7 +218,7 @@ class _Walker:
         for row in gone:
             row.fate, row.end_step = "lost", step.step
         if gone:
-            text = f"{_inputs(len(gone))} left what was in flight in step {step.step} without being trained."
+            text = f"{plural(len(gone), 'input')} left what was in flight in step {step.step} without being trained."
             self.result.problems.append(Problem("lost", text, tuple(row.name for row in gone), step.life, step.step))
         strangers = (*unknown_trained, *unknown_dropped, *unknown_still)
         if strangers:
@@ -241,7 +242,7 @@ class _Walker:
         return rows
 
     def _unexplained(self, names: Sequence[InputName], what: str, step: int) -> None:
-        text = f"Step {step}: {what} {_inputs(len(names))} that no earlier line of the ledger accounts for."
+        text = f"Step {step}: {what} {plural(len(names), 'input')} that no earlier line of the ledger accounts for."
         self.result.problems.append(Problem("unexplained", text, tuple(names), step=step))
 
 
@@ -269,7 +270,3 @@ def _gap(first: int, last: int, life: int) -> Problem:
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     text = f"The ledger has no line of {which}: what they trained cannot be told."
     return Problem("gap", text, life=life, step=first)
-
-
-def _inputs(count: int) -> str:
-    return "1 input" if count == 1 else f"{count} inputs"
