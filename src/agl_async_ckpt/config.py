@@ -70,7 +70,10 @@ class AsyncCheckpointConfig(BaseModel):
     )
 
     server_wait_s: float = Field(
-        default=300.0, ge=0, description="How long a start waits for the agl-server to answer, seconds."
+        default=300.0,
+        ge=0,
+        description="How long a start, and each request of a running trainer, waits for an agl-server that is away or "
+        "answers 5xx, seconds.",
     )
 
     drain_wait_s: float = Field(

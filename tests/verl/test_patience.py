@@ -120,7 +120,7 @@ def test_refused_connection_is_tried_again_until_the_server_is_there(
     assert said.endswith("waiting up to 300 s.")
     absence = waits.take_absence()
     assert absence is not None
-    assert absence.startswith("was away for 3.5 s (ConnectError: ")
+    assert absence.startswith(f"The agl-server at {free_url} was away for 3.5 s (ConnectError: ")
     assert waits.take_absence() is None
 
 

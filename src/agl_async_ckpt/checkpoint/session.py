@@ -204,6 +204,7 @@ class Session:
 
     def training_done(self) -> None:
         """Write that `fit()` came to its end."""
+        log_return(self.patience.take_absence())
         if self.ledger is not None:
             self.ledger.finish()
             self.sync_ledger()
@@ -252,7 +253,7 @@ class Session:
             settle=lambda manager: self.settle(trainer, manager),
             rerun=lambda manager, rollout_id: self.rerun(trainer, manager, rollout_id),
             lost=lambda manager, rollout_id: self.lost(trainer, manager, rollout_id),
-            found=lambda: self.found(trainer),
+            found=lambda: log_return(self.patience.take_absence()),
             created=self.created,
             alive=self.alive,
         )
@@ -352,12 +353,6 @@ class Session:
         absence = self.patience.take_absence()
         recover(trainer, manager, self.in_flight, self.policy, absence=absence, forget=forget)
         return item.rollout_id
-
-    def found(self, trainer: Any) -> None:
-        """Say, if the server was away, that it is back; `lost` says so if it has lost something."""
-        absence = self.patience.take_absence()
-        if absence is not None:
-            log_return(capture.agl_client(trainer), absence)
 
     def drained(self, num_in_flight: int, waited_s: float) -> bool:
         """Whether a paused gateway counts as drained.

@@ -65,7 +65,7 @@ class Patience:
         self._away_since: float | None = None
         self._cause = ""
         self._given_up = False
-        self._untold: tuple[float, str] | None = None
+        self._untold: tuple[object, float, str] | None = None
 
     def send(self, base_url: object, what: str, attempt: Attempt) -> httpx.Response:
         """Return the first answer that is not a passing one.
@@ -87,7 +87,7 @@ class Patience:
             except (httpx.TransportError, PassingAnswer) as error:
                 failure: Failure = error
             else:
-                self._answered()
+                self._answered(base_url)
                 return response
             again, maybe_processed = True, maybe_processed or not isinstance(failure, NEVER_SENT)
             cause = _cause(failure)
@@ -106,7 +106,10 @@ class Patience:
         """Return how long the server was away and why, in words, once; None if it was not since the last call."""
         with self._lock:
             untold, self._untold = self._untold, None
-        return None if untold is None else f"was away for {untold[0]:.1f} s ({untold[1]})"
+        if untold is None:
+            return None
+        base_url, seconds, cause = untold
+        return f"The agl-server at {base_url} was away for {seconds:.1f} s ({cause})"
 
     def _failed(self, began: float, cause: str, text: str, left_s: float) -> None:
         with self._lock:
@@ -116,13 +119,13 @@ class Patience:
         if left_s > 0:
             log.warning("%s up to %.0f s.", text, left_s)
 
-    def _answered(self) -> None:
+    def _answered(self, base_url: object) -> None:
         with self._lock:
             self._given_up = False
             if self._away_since is None:
                 return
-            before = self._untold[0] if self._untold else 0.0
-            self._untold = before + time.monotonic() - self._away_since, self._cause
+            before = self._untold[1] if self._untold else 0.0
+            self._untold = base_url, before + time.monotonic() - self._away_since, self._cause
             self._away_since = None
         self._ended()
 

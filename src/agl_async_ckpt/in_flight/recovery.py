@@ -92,19 +92,19 @@ def recover(
     created = in_flight.create_missing(active, manager)
     waiting = f", {len(lost) - len(created)} to be created when there is room" if len(lost) > len(created) else ""
     log.warning(
-        "The agl-server at %s %s and came back without the rollouts of this run: %d created again under new ids%s, "
+        "%s and came back without the rollouts of this run: %d created again under new ids%s, "
         "%d that had ended kept with their events. Training goes on.",
-        client.base_url,
-        absence or "was restarted",
+        absence or f"The agl-server at {client.base_url} was restarted",
         len(created),
         waiting,
         len(kept),
     )
 
 
-def log_return(client: Any, absence: str) -> None:
-    """Say that an outage is over."""
-    log.warning("The agl-server at %s %s and answers again. Training goes on.", client.base_url, absence)
+def log_return(absence: str | None) -> None:
+    """Say that an outage is over, if there was one."""
+    if absence is not None:
+        log.warning("%s and answers again. Training goes on.", absence)
 
 
 def _is_train(known: Tracked) -> bool:
