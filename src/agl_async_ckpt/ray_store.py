@@ -21,8 +21,7 @@ def put_request(request: StopRequest) -> None:
 
 def get_request() -> StopRequest | None:
     """Return what the driver of this Ray job asks for; None if it does not, or outside of Ray."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    if "ray" not in sys.modules or not _store()._internal_kv_initialized():
         return None
     value = _store()._internal_kv_get(_key(), namespace=_NAMESPACE)
     return None if value is None else StopRequest.from_json(value)
@@ -30,7 +29,8 @@ def get_request() -> StopRequest | None:
 
 def remove_request() -> None:
     """Forget the request: it was of an earlier training of the same job."""
-    _store()._internal_kv_del(_key(), namespace=_NAMESPACE)
+    if _store()._internal_kv_initialized():
+        _store()._internal_kv_del(_key(), namespace=_NAMESPACE)
 
 
 def _store() -> Any:

@@ -93,6 +93,7 @@ OVERRIDDEN = {
     "_pause_and_drain_gateway": ("reason",),
     "_next_train_batch_dict_for_rollout": (),
     "_train_step": ("timing_raw", "curr_step_profile"),
+    "_validate": ("merged",),
 }
 
 
@@ -118,6 +119,7 @@ def test_overridden_method_has_the_known_signature(name: str, parameters: tuple[
         ("fit", "_load_checkpoint"),
         ("fit", "_train_step"),
         ("fit", "_save_checkpoint"),
+        ("fit", "_validate"),
         ("_train_step", "_next_train_batch_dict_for_rollout"),
         ("_train_step", "_rollout"),
         ("_validate", "_rollout"),
@@ -183,6 +185,20 @@ def test_fit_skips_a_step_without_a_result() -> None:
     fit = code_of(Trainer.fit)
     assert first_line(fit, "if result is None:"), agl("_train_step may return None", "trainer.py")
     assert first_line(fit, "metrics, step_batch = result"), agl("_train_step returns (metrics, batch)", "trainer.py")
+
+
+def test_fit_saves_by_the_config_as_it_is_after_the_step() -> None:
+    """So a step can be saved out of turn; a validation comes before, the end of the training after."""
+    fit = code_of(Trainer.fit)
+    step, decides = first_line(fit, "self._train_step("), first_line(fit, "self.config.trainer.save_freq > 0")
+    assert 0 < step < decides < first_line(fit, "self._save_checkpoint("), agl(
+        "fit() reads trainer.save_freq between step and save", "checkpoint/step_end.py"
+    )
+    assert any(
+        step < node.lineno < decides and "self._validate(" in ast.unparse(node)
+        for node in ast.walk(fit)
+        if isinstance(node, ast.stmt)
+    ), agl("fit() validates between step and save", "checkpoint/step_end.py")
 
 
 # --- pulling ------------------------------------------------------------------------------------------------------

@@ -99,6 +99,61 @@ def test_ray_refuses_a_hook_of_the_job_beside_ours() -> None:
     assert f'"{entrypoint.OVERRIDE_JOB_VARIABLE}"' in inspect.getsource(ray_worker)
 
 
+def test_run_ppo_initialises_ray_by_the_name_that_is_shielded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray.init` is replaced for the time of the call; Ray's processes get the signal mask of whoever calls it."""
+    import ray._private.services as services
+    import ray._private.worker as ray_worker
+
+    assert len(started_with(monkeypatch)) == 1, agl("run_ppo calls ray.init", "entrypoint.py")
+    assert "SIGTERM" in inspect.getsource(ray_worker.init), broken(
+        "ray", "ray.init takes SIGTERM, so that the handlers are set again after it", used_in="signals.py"
+    )
+    source = inspect.getsource(services.start_ray_process)
+    assert "signal.SIG_BLOCK" in source, broken("ray", "only adds to the mask of its processes", used_in="signals.py")
+    assert "SIG_SETMASK" not in source, broken("ray", "only adds to the mask of its processes", used_in="signals.py")
+
+
+def test_store_of_ray_takes_a_value_under_a_key_of_a_namespace() -> None:
+    """Asked outside of Ray, there is no request."""
+    from ray.experimental import internal_kv
+
+    from agl_async_ckpt import ray_store
+
+    for name, parameters in {
+        "_internal_kv_put": {"key", "value", "overwrite", "namespace"},
+        "_internal_kv_get": {"key", "namespace"},
+        "_internal_kv_del": {"key", "namespace"},
+        "_internal_kv_initialized": set(),
+    }.items():
+        found = set(inspect.signature(getattr(internal_kv, name)).parameters)
+        assert parameters <= found, broken("ray", f"{name} takes {parameters}", used_in="ray_store.py")
+    assert ray_store.get_request() is None
+    ray_store.remove_request()
+
+
+def test_stop_that_crosses_ray_ends_a_script_that_knows_nothing_of_it() -> None:
+    """Ray raises a class made of its own error and ours; Python takes its exit code from the attribute `code`."""
+    import pickle
+
+    from ray.exceptions import RayTaskError
+
+    from agl_async_ckpt.exceptions import EXIT_STOPPED, TrainingStopped
+
+    stopped = TrainingStopped("stopped after step 3", 3, True)
+    assert not isinstance(stopped, SystemExit), "Ray ends an actor that raises a SystemExit"
+    error = pickle.loads(pickle.dumps(RayTaskError("run", "a traceback", stopped, "title", 1, "127.0.0.1")))
+    raised = error.as_instanceof_cause()
+    assert isinstance(raised, SystemExit), broken(
+        "ray", "raises an instance of the cause's class", used_in="exceptions.py"
+    )
+    assert isinstance(raised, TrainingStopped)
+    assert isinstance(raised, RayTaskError)
+    assert (raised.code, raised.step, raised.saved) == (EXIT_STOPPED, 3, True)
+    assert str(raised.cause) == "stopped after step 3"
+    again = pickle.loads(pickle.dumps(stopped))
+    assert pickle.loads(pickle.dumps(again)).args == stopped.args
+
+
 def test_verl_imports_what_the_plugin_variable_names() -> None:
     """Separated by commas, inside its own import."""
     import verl

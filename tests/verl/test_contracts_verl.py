@@ -48,6 +48,8 @@ def torchdata(what: str) -> str:
         "trainer.resume_from_path",
         "trainer.total_epochs",
         "trainer.val_only",
+        "trainer.save_freq",
+        "trainer.esi_redundant_time",
         "data.train_batch_size",
         "data.shuffle",
         "data.seed",

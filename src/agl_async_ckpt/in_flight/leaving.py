@@ -10,6 +10,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import httpx
+import wrapt
+
 from agl_async_ckpt import capture
 from agl_async_ckpt.exceptions import ServerError
 from agl_async_ckpt.in_flight import agl_server
@@ -17,6 +20,26 @@ from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY, InFlight
 from agl_async_ckpt.in_flight.kept_events import is_answer, measured
 
 log = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+"""How long to wait for an answer: the machine may have seconds left, and the checkpoint is exact without one."""
+
+
+class BriefClient(wrapt.ObjectProxy):
+    """agent-lightning's client of the server, past whatever waits for a server that is away."""
+
+    def __init__(self, client: Any) -> None:
+        while isinstance(client, wrapt.ObjectProxy):
+            client = client.__wrapped__
+        super().__init__(client)
+
+    def request(self, method: str, url: str, **kwargs: Any) -> httpx.Response:
+        """Send once."""
+        return self.__wrapped__.request(method, url, **{**kwargs, "timeout": ANSWER_S})
+
+    def get(self, url: str, **kwargs: Any) -> httpx.Response:
+        """Likewise."""
+        return self.request("GET", url, **kwargs)
 
 
 def keep_ended(trainer: Any, in_flight: InFlight) -> None:
@@ -27,18 +50,18 @@ def keep_ended(trainer: Any, in_flight: InFlight) -> None:
     if not in_flight.keep_events:
         return
     try:
-        records = agl_server.list_rollouts(capture.agl_client(trainer))
+        client = BriefClient(capture.agl_client(trainer))
+        records = agl_server.list_rollouts(client)
         items = in_flight.everything(capture.carry_over(trainer))
         ended = [item.rollout_id for item in items if _is_to_keep(in_flight, records.get(item.rollout_id), item)]
         if not ended:
             return
         manager = capture.rollout_manager(trainer)
-        try:
-            for rollout_id in ended:
-                with agl_server.named(manager.client, rollout_id):
-                    _keep(in_flight, manager, rollout_id, records[rollout_id])
-        finally:
-            manager.client.close()
+        manager.client.close()
+        manager.client = client
+        for rollout_id in ended:
+            with agl_server.named(client, rollout_id):
+                _keep(in_flight, manager, rollout_id, records[rollout_id])
     except ServerError as error:
         log.warning("What has ended in flight is not in the checkpoint, only its requests are: %s", error)
 
@@ -49,7 +72,7 @@ def delete_rollouts(trainer: Any, in_flight: InFlight, *, reclaim: bool) -> None
     Call it when the checkpoint is published. If the server does not answer they are left: a resume adopts them.
     """
     try:
-        client = capture.agl_client(trainer)
+        client = BriefClient(capture.agl_client(trainer))
         waited_for = {item.rollout_id for item in in_flight.everything(capture.carry_over(trainer))}
         ours = [
             rollout_id
