@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,14 +102,22 @@ def cluster(temp_dir: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def run_script(name: str, out: Path, model: Path, *arguments: str, **variables: str) -> Outcome:
-    """Run `tests.switch_on.<name>` to its end.
+def run_script(
+    name: str,
+    out: Path,
+    model: Path,
+    *arguments: str,
+    act: Callable[[subprocess.Popen[str]], None] | None = None,
+    **variables: str,
+) -> Outcome:
+    """Run `tests.switch_on.<name>` to its end, in a session and process group of its own.
 
     Args:
         name: `train` or `own_entry`.
         out: Output folder of the training.
         model: Folder of the model.
         arguments: Dotlist overrides and options of the script.
+        act: Called with the process in a thread, once it has started.
         variables: Further environment variables.
     """
     out.mkdir()
@@ -122,15 +130,19 @@ def run_script(name: str, out: Path, model: Path, *arguments: str, **variables: 
         env=environment(**variables),
         cwd=out,
         text=True,
+        start_new_session=True,
     )
     assert process.stdout is not None
     printed: list[str] = []
+    actor = threading.Thread(target=act or (lambda _: None), args=(process,))
+    actor.start()
     with process.stdout, _bounded(process, SCRIPT_S):
         for line in process.stdout:
             printed.append(line)
             if "agl-async-ckpt" in line:
                 (out / GO).touch()  # the line that the user looks for has reached the terminal
         process.wait()
+    actor.join()
     record = out / RECORD
     observed = json.loads(record.read_text()) if record.exists() else None
     return Outcome(process.returncode, "".join(printed), observed)
