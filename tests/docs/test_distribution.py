@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tarfile
 import zipfile
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ pytest.importorskip("torch")
 
 from agl_async_ckpt import __version__
 from tests.docs.environment import clone_of_head, linked_environment, tracked_files, variables
+from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -107,9 +107,20 @@ def test_tests_of_an_unpacked_sdist_pass_against_the_wheel(built: Built, binarie
     )
 
 
-def test_tests_run_in_an_environment_like_users_have() -> None:
-    """The versions that are built with are pinned."""
-    pins = (Path(__file__).parents[2] / "constraints.txt").read_text()
+def test_make_installs_the_wheel_and_does_so_once(built: Built, tmp_path: Path) -> None:
+    """`FROM=wheel`: what is imported is no file of the checkout; a second call does nothing; a change is built anew."""
+    binaries = built.clone / ".venv" / "bin"
+    command = ["make", "install", "FROM=wheel"]
+    assert "is ready, with dist/agl_async_ckpt-" in run(command, built.clone, binaries)
+    place = ["python", "-c", "import agl_async_ckpt; print(agl_async_ckpt.__file__)"]
+    assert "/.venv/lib/" in run(place, tmp_path, binaries)
+    assert "is ready" not in run(command, built.clone, binaries)
+    (built.clone / "src" / "agl_async_ckpt" / "py.typed").touch()
+    assert "is ready, with" in run(command, built.clone, binaries)
+
+
+def test_tools_that_build_are_pinned() -> None:
+    """Without isolation they come from the environment."""
+    pins = (ROOT / "constraints.txt").read_text()
     for name in ("build", "hatchling"):
         assert f"\n{name}==" in pins
-    assert sys.version_info >= (3, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import re
 from pathlib import Path
 
@@ -23,10 +24,14 @@ PAGE = "errors.md"
 SECTIONS = sections(PAGE)
 BASES = {"AsyncCheckpointError", "StateFormatError"}
 """Never raised themselves: they are there to be caught."""
-INTERNAL = {"TrainingStoppedElsewhere": "what a TrainingStopped of another process is; the section of that says so"}
+INTERNAL = {
+    "TrainingStoppedElsewhere": "what a TrainingStopped of another process is; the section of that says so",
+    "UnknownRolloutError": "a ServerError of which a rollout manager knows what to do",
+}
 """Class -> why it has no section of its own."""
 
 
+@functools.cache
 def error_classes() -> dict[str, list[str]]:
     """Every exception that users may meet -> names of its bases: what exceptions.py
     defines, and what derives from it anywhere.
