@@ -185,6 +185,7 @@ class Stage:
         self,
         *,
         die_at: tuple[str, int] | None = None,
+        hold_at: Iterable[tuple[str, int]] = (),
         model_address: str | None = None,
         out_dir: Path | None = None,
         pulls_until: int | None = None,
@@ -195,6 +196,7 @@ class Stage:
 
         Args:
             die_at: Point and step at which it kills itself with SIGKILL.
+            hold_at: Points and steps at which it waits for the gate `POINT STEP`.
             model_address: Of a model server; default: one of its own, in the same process.
             out_dir: Default: the scene's.
             pulls_until: Only pull, with the stock trainer.
@@ -212,6 +214,7 @@ class Stage:
             "status": str(self.folder / f"{name}.status"),
             "log": str(self.folder / f"{name}.log"),
             "die_at": die_at,
+            "hold_at": list(hold_at),
             "model_address": model_address,
         }
         if pulls_until is not None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from tests.rig.record import LogRecorder, Recorder
 from tests.rig.settings import RunSettings, compose_config, dataset_rows
@@ -55,6 +58,8 @@ class SceneMixin:
     recorder: Recorder
     model_address: str
     die_at: tuple[str, int] | None
+    hold_at: frozenset[tuple[str, int]]
+    gates: Path
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -67,6 +72,8 @@ class SceneMixin:
         self.recorder.emit("reached", point=point, step=step)
         if self.die_at == (point, step):
             os.kill(os.getpid(), signal.SIGKILL)
+        while (point, step) in self.hold_at and not (self.gates / f"{point} {step}").exists():
+            time.sleep(POLL_S)
 
     def _position(self: Any) -> dict[str, Any]:
         return {
@@ -184,6 +191,8 @@ def build_trainer(
     *,
     model_address: str,
     die_at: tuple[str, int] | None = None,
+    hold_at: frozenset[tuple[str, int]] = frozenset(),
+    gates: Path = Path("gates"),
     stock: bool = False,
 ) -> Any:
     """The trainer as agent-lightning's task runner builds it, with recording and the stand-ins; not yet run."""
@@ -202,7 +211,14 @@ def build_trainer(
     bases = (SceneMixin, AgentLightningRayPPOTrainer)
     if not stock:
         bases = (SceneMixin, AsyncCheckpointMixin, AgentLightningRayPPOTrainer)
-    cls: Any = type("SceneTrainer", bases, {"recorder": recorder, "model_address": model_address, "die_at": die_at})
+    values = {
+        "recorder": recorder,
+        "model_address": model_address,
+        "die_at": die_at,
+        "hold_at": hold_at,
+        "gates": gates,
+    }
+    cls: Any = type("SceneTrainer", bases, values)
     return cls(
         config=config,
         tokenizer=Tokenizer(),
@@ -218,17 +234,26 @@ def build_trainer(
 
 
 def note_posts(recorder: Recorder) -> None:
-    """Note every rollout that is posted, as it goes out on the wire."""
+    """Note every rollout that is posted, once it has gone out on the wire."""
     from agentlightning.client import AgentLightningSyncClient
 
-    post = AgentLightningSyncClient.post_with_retry
+    send = AgentLightningSyncClient.request
 
-    def post_with_retry(self: Any, url: str, *args: Any, **kwargs: Any) -> Any:
-        if url == "/api/rollouts":
+    def request(self: Any, method: str, url: str, **kwargs: Any) -> Any:
+        is_creation = (method, url) == ("POST", "/api/rollouts")
+        try:
+            response = send(self, method, url, **kwargs)
+        except httpx.ConnectError:
+            raise
+        except httpx.TransportError:
+            if is_creation:
+                recorder.emit("posted", requests=kwargs["json"])
+            raise
+        if is_creation:
             recorder.emit("posted", requests=kwargs["json"])
-        return post(self, url, *args, **kwargs)
+        return response
 
-    AgentLightningSyncClient.post_with_retry = post_with_retry
+    AgentLightningSyncClient.request = request
 
 
 def run_life(request: Mapping[str, Any]) -> None:
@@ -236,8 +261,9 @@ def run_life(request: Mapping[str, Any]) -> None:
 
     Args:
         request: `settings` (JSON of `RunSettings`), `out_dir`, `base_url`, `record` (path of the event file),
-            `name`, and optionally `die_at` ([point, step]), `model_address` (else a chat server of its own) and
-            `pulls_until` (only pull, with the stock trainer, until this step).
+            `name`, and optionally `die_at` ([point, step]), `hold_at` (a list of such, see `Stage.start_life`),
+            `model_address` (else a chat server of its own) and `pulls_until` (only pull, with the stock trainer, until
+            this step).
     """
     recorder = Recorder(Path(request["record"]))
     settings = RunSettings.from_json(request["settings"])
@@ -256,6 +282,8 @@ def run_life(request: Mapping[str, Any]) -> None:
             recorder,
             model_address=address,
             die_at=tuple(request["die_at"]) if request.get("die_at") else None,
+            hold_at=frozenset((point, step) for point, step in request.get("hold_at") or ()),
+            gates=Path(request["record"]).parent / "gates",
             stock=stock,
         )
         if stock:
