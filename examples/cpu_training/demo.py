@@ -40,11 +40,13 @@ examples:
   make demo ARGS=--stock                    the same without it: shows which inputs get lost
   make demo ARGS=--restart-server           agl-server is killed as well, between the two lives
   make demo ARGS="--kills 3 --seed 1"       three kills at random moments: at a start, in rollouts, training or a save
+  make demo ARGS=--preempt                  SIGTERM to all its processes: it saves and stops, then goes on
   make demo ARGS="--steps 12 --kill-after-step 7 --name longer"
 
 exit codes:
   0  the run worked and, unless --stock, lost and repeated nothing
-  1  an input was lost or repeated, the audit of the ledger says otherwise, or the run could not be completed
+  1  an input was lost or repeated, the audit of the ledger says otherwise, the training did not stop as promised, or
+     the run could not be completed
   2  wrong arguments, or something to install is missing
 """
 
@@ -81,15 +83,22 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         help="of the random moments (default: a random one, printed); makes a single kill random too",
     )
+    parser.add_argument(
+        "--preempt",
+        action="store_true",
+        help="SIGTERM instead of SIGKILL, to the driver's whole process group, in the middle of a step",
+    )
     parser.add_argument("--port", type=int, help="loopback port of agl-server (default: any free one)")
     parser.add_argument(
-        "--name", help="name of the run folder (default: protected, kills or stock); replaced if it exists"
+        "--name", help="name of the run folder (default: protected, kills, preempt or stock); replaced if it exists"
     )
     parser.add_argument("--keep-ray-logs", action="store_true", help="keep Ray's own session folder, and say where")
     args = parser.parse_args(argv)
     at_random = args.kills > 1 or args.seed is not None
     if at_random and args.stock:
         parser.error("--kills and --seed are for the protected run: VERL alone cannot resume after a kill in a save.")
+    if args.preempt and (at_random or args.stock):
+        parser.error("--preempt is for one stop of the protected run: leave out --kills, --seed and --stock.")
     if at_random and args.kill_after_step is not None:
         parser.error("--kill-after-step is for one kill at a fixed place: leave out --kills and --seed.")
     kill_after = args.kill_after_step if args.kill_after_step is not None else max(SAVE_EVERY, args.steps - 3)
@@ -99,15 +108,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             kill_after_step=None if at_random else kill_after,
             kills=args.kills,
             seed=args.seed if args.seed is not None else random.SystemRandom().randrange(10**6),
+            preempt=args.preempt,
         )
     except ValueError as error:
         parser.error(str(error))
     if args.port is not None and not 0 < args.port < 65536:
         parser.error(f"--port must be from 1 to 65535, got {args.port}.")
     if args.name is None:
-        args.name = ("stock" if args.stock else "kills" if at_random else "protected") + (
-            "-restart-server" if args.restart_server else ""
-        )
+        kind = "stock" if args.stock else "kills" if at_random else "preempt" if args.preempt else "protected"
+        args.name = kind + ("-restart-server" if args.restart_server else "")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", args.name):
         parser.error(f"--name must consist of letters, digits, dots, dashes and underscores, got {args.name!r}.")
     return args
@@ -206,6 +215,7 @@ def run_demo(args: argparse.Namespace) -> int:
                     "protected": not args.stock,
                     "restart_server": args.restart_server,
                     "kills": run.kills,
+                    "preemption": run.preemption and run.preemption.as_json(),
                     "audit_agrees": agrees,
                     **result.as_json(),
                 },
@@ -214,10 +224,13 @@ def run_demo(args: argparse.Namespace) -> int:
             + "\n"
         )
         screen.verdict(result, protected=not args.stock)
+        problems = run.preemption.problems if run.preemption else []
+        if run.preemption:
+            screen.preemption(run.preemption)
         screen.say(f"verdict written to {verdict_file}")
         screen.say(f"`agl-async-ckpt audit {audit.checkpoints(run_dir)}` {'agrees' if agrees else 'DISAGREES'}")
         screen.say(f"picture of the stream: {audit.draw(audited, run_dir)}", "bold")
-        return 0 if agrees and (args.stock or result.holds) else 1
+        return 0 if agrees and not problems and (args.stock or result.holds) else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:

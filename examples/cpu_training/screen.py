@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from cpu_training.preemption import Preemption
 from cpu_training.settings import ASYNC_BATCH, SAVE_EVERY, TRAIN_BATCH, Plan
 from cpu_training.verdict import Step, Verdict
 
@@ -48,7 +49,11 @@ class Screen:
 
     def introduce(self, plan: Plan, *, protected: bool, run_dir: Path) -> None:
         """What is going to happen."""
-        if plan.kill_after_step is not None:
+        if plan.preempt:
+            kills = (
+                f"All processes of the trainer get a SIGTERM in step {plan.kill_after_step}; then it is started again."
+            )
+        elif plan.kill_after_step is not None:
             kills = f"The trainer is killed after step {plan.kill_after_step} and resumes from its last checkpoint."
         else:
             times = f"{plan.kills} times" if plan.kills > 1 else "once"
@@ -123,6 +128,15 @@ class Screen:
             f"  lost {len(verdict.lost)}, repeated {len(verdict.repeated)}",
             style="bold green" if verdict.holds else "bold red",
         )
+
+    def preemption(self, preemption: Preemption) -> None:
+        """How the training stopped, and what was wrong with it."""
+        self._console.print(f"  {preemption}", soft_wrap=True)
+        if not preemption.problems:
+            text = f"checkpoint of step {preemption.step} complete, saved once, no rollout left on the server"
+            self._console.print(f"  {text}", style="bold green", soft_wrap=True)
+        for problem in preemption.problems:
+            self._console.print(f"  {problem}", style="bold red", soft_wrap=True)
 
     def error(self, text: str) -> None:
         """What went wrong, on stderr."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import socket
 import subprocess
@@ -100,6 +101,16 @@ class Services:
             "local_runner.poll_interval=0.2",
             f"local_runner.maximum_size={ASYNC_BATCH * ROLLOUTS_PER_INPUT}",
         )
+
+    def num_rollouts(self) -> int:
+        """Rollouts that the server holds, in any state."""
+        states = "&".join(f"state_in={state}" for state in ("queuing", "running", "succeeded", "failed"))
+        request = urllib.request.Request(
+            f"{self.url}/api/rollouts?{states}", headers={"Authorization": f"Bearer {self.key}"}
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=10.0) as response:
+            return len(json.load(response))
 
     def kill_server(self) -> None:
         """SIGKILL agl-server: all rollouts and events it held are gone."""

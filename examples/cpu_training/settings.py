@@ -41,12 +41,14 @@ class Plan:
             to kill at random moments.
         kills: How often it is killed; more than once only at random moments.
         seed: Of the random moments.
+        preempt: It is not killed, but asked to stop in the step `kill_after_step`, with a SIGTERM to its process group.
     """
 
     steps: int
     kill_after_step: int | None
     kills: int = 1
     seed: int = 0
+    preempt: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < SAVE_EVERY + 2:

@@ -23,6 +23,7 @@ if sys.platform != "linux":
 from cpu_training import processes as processes_module  # noqa: E402
 from cpu_training.demo import parse_arguments  # noqa: E402
 from cpu_training.moments import PLACES, REACHED, STARTED, USUAL_S, Life, Moment, draw  # noqa: E402
+from cpu_training.preemption import Preemption, look  # noqa: E402
 from cpu_training.processes import Processes  # noqa: E402
 from cpu_training.recording import EVENTS_FILE, EventReader  # noqa: E402
 from cpu_training.services import DemoError, choose_port  # noqa: E402
@@ -160,6 +161,48 @@ def test_arguments_for_random_kills() -> None:
     assert len(seeds) > 1
 
 
+def test_arguments_for_a_stop() -> None:
+    """In the step in which the other run is killed, under a name of its own."""
+    args = parse_arguments(["--preempt"])
+    assert (args.plan.preempt, args.plan.kill_after_step, args.name) == (True, 5, "preempt")
+    assert not parse_arguments([]).plan.preempt
+
+
+def stopped(events: list[tuple[str, int, float]], *, exit_code: int = 75, rollouts_left: int = 0) -> Preemption:
+    """A life with these events (name, step, time) that got a signal in step 5 at time 100; it has no checkpoint."""
+    happened = [{"event": name, "step": number, "time": at, "seconds": 4.0} for name, number, at in events]
+    return look(
+        happened,
+        step=5,
+        signalled=100.0,
+        ended=120.0,
+        exit_code=exit_code,
+        output_dir=Path("/nowhere"),
+        rollouts_left=rollouts_left,
+    )
+
+
+def test_stop_is_measured_from_the_signal() -> None:
+    """Rest of the step, save, end of the driver."""
+    preemption = stopped([("trained", 4, 95.0), ("trained", 5, 103.0), ("saving", 5, 103.5), ("saved", 5, 104.0)])
+    assert (preemption.to_step_end_s, preemption.save_s, preemption.to_exit_s) == (3.0, 1.0, 16.0)
+    assert preemption.problems == ["the checkpoint of step 5 is not complete"]
+    assert "20.0 s after the signal" in str(preemption)
+
+
+def test_stop_that_was_not_as_promised_is_named() -> None:
+    """Another exit code, a step too many, a second save, rollouts that are left."""
+    events = [("trained", 5, 103.0), ("saved", 5, 104.0), ("saved", 5, 105.0), ("trained", 6, 110.0)]
+    assert stopped(events, exit_code=1, rollouts_left=2).problems == [
+        "the exit code is 1, not 75",
+        "it trained on to step 6",
+        "step 5 was saved 2 times",
+        "the checkpoint of step 5 is not complete",
+        "2 rollouts are left on the server",
+    ]
+    assert "step 5 was saved 0 times" in stopped([]).problems
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -168,6 +211,8 @@ def test_arguments_for_random_kills() -> None:
         (["--seed", "1", "--stock"], "for the protected run"),
         (["--kills", "2", "--kill-after-step", "4"], "leave out --kills and --seed"),
         (["--kills", "2", "--steps", "4"], "--steps must be 5 or more"),
+        (["--preempt", "--seed", "4"], "leave out --kills, --seed and --stock"),
+        (["--preempt", "--stock"], "leave out --kills, --seed and --stock"),
         (["--kill-after-step", "0"], "--kill-after-step must be from 3"),
     ],
     ids=" ".join,

@@ -122,12 +122,18 @@ def main() -> None:
     parser.add_argument("--server-key", required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--num-inputs", type=int, required=True)
+    parser.add_argument(
+        "--stoppable", action="store_true", help="through agl_async_ckpt.run_ppo, which handles signals"
+    )
     args, dotlist = parser.parse_known_args()
 
     config = compose_config(settings(args.run_dir, args.server_url, args.server_key, args.steps), dotlist)
     rows = dataset_rows(args.num_inputs)
 
-    from agentlightning.verl.entrypoint import run_ppo
+    if args.stoppable:
+        from agl_async_ckpt import run_ppo
+    else:
+        from agentlightning.verl.entrypoint import run_ppo
 
     run_ppo(config, train_dataset=rows, val_dataset=rows[:TRAIN_BATCH])
     record("finished")

@@ -6,6 +6,7 @@ The checks that keep it from hanging are here too.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,9 @@ from typing import Any
 
 import psutil
 
+from cpu_training.audit import checkpoints
 from cpu_training.moments import USUAL_S, Life, Moment, draw
+from cpu_training.preemption import Preemption, look
 from cpu_training.processes import Processes
 from cpu_training.recording import EventReader
 from cpu_training.screen import Screen
@@ -89,6 +92,8 @@ class TrainingRun:
         self._usual_s = dict(USUAL_S)
         self.kills: list[dict[str, Any]] = []
         """Where each kill has hit, for the verdict file."""
+        self.preemption: Preemption | None = None
+        """How the first life stopped, if it was asked to."""
 
     @property
     def stream_file(self) -> Path:
@@ -105,7 +110,10 @@ class TrainingRun:
         plan = self._plan
         moments = draw(plan.kills, plan.steps, plan.seed) if plan.kill_after_step is None else [None]
         for life, moment in enumerate(moments, 1):
-            self._life_to_kill(life, moment)
+            if plan.preempt:
+                self._life_to_stop(life)
+            else:
+                self._life_to_kill(life, moment)
             if self._restart_server:
                 self._screen.say("killing agl-server with SIGKILL and starting it again: it forgets all rollouts")
                 self._services.kill_server()
@@ -167,6 +175,35 @@ class TrainingRun:
             "bold",
         )
 
+    def _life_to_stop(self, number: int) -> None:
+        """Start the driver and send its process group a SIGTERM in the middle of the planned step; wait for its end."""
+        step = self._plan.kill_after_step or 0
+        events: list[Event] = []
+        driver, log = self._start_driver(number)
+
+        def reached(event: Event) -> bool:
+            events.append(event)
+            return (event["event"], event.get("step", 0)) == ("pulled", step)
+
+        self._follow(driver, log, until=reached)
+        time.sleep(1.0)  # its rollouts get under way
+        self._screen.say(f"SIGTERM to the process group of the training driver (pid {driver.pid})", "bold red")
+        signalled = time.time()
+        os.killpg(driver.pid, signal.SIGTERM)
+        self._follow(driver, log, until=lambda event: bool(events.append(event)), ends=True)
+        ended = time.time()
+        self.preemption = look(
+            events,
+            step=step,
+            signalled=signalled,
+            ended=ended,
+            exit_code=driver.returncode,
+            output_dir=checkpoints(self._run_dir),
+            rollouts_left=self._services.num_rollouts(),
+        )
+        self._screen.say(str(self.preemption), "bold")
+        self._processes.kill_and_sweep(driver, spare=self._services.pids, patience_s=RAY_END_WAIT_S)
+
     def _due_as_planned(self, life: Life) -> float | None:
         # The pull is recorded just before its rollouts are posted: let them get under way, so that they are orphaned.
         killed_in = (self._plan.kill_after_step or 0) + 1
@@ -181,6 +218,7 @@ class TrainingRun:
             *("--steps", str(self._plan.steps), "--num-inputs", str(self._plan.num_inputs)),
             # Off, VERL's checkpoints stay as they are: the extension then only writes the ledger.
             f"agentlightning.async_checkpoint.enabled={str(self._protected).lower()}",
+            *(["--stoppable"] if self._plan.preempt else []),
         ]
         what = "starting the training driver" if life == 1 else "starting it again with resume_mode=auto"
         self._screen.say(f"{what} (life {life}; up to a minute until its first step; log: {log})", "bold")
@@ -193,8 +231,10 @@ class TrainingRun:
         command = [sys.executable, "-m", f"cpu_training.{module}", *arguments]
         return self._processes.start(command, env=self._env, log=log, cwd=self._run_dir), log
 
-    def _follow(self, driver: subprocess.Popen[bytes], log: Path, until: Callable[[Event], bool]) -> None:
-        """Show what happens until an event satisfies `until`."""
+    def _follow(
+        self, driver: subprocess.Popen[bytes], log: Path, until: Callable[[Event], bool], *, ends: bool = False
+    ) -> None:
+        """Show what happens until an event satisfies `until`, or, with `ends`, until the driver ends by itself."""
         last_event = time.monotonic()
         with self._screen.spinner():
             while True:
@@ -207,6 +247,8 @@ class TrainingRun:
                     self._show(event)
                     if until(event):
                         return
+                if ended and ends:
+                    return
                 if ended:
                     raise DemoError(self._driver_failed(driver, log))
                 if time.monotonic() - last_event > PATIENCE_S:

@@ -283,6 +283,16 @@ def saves_asynchronously(trainer: Any) -> bool:
     return bool(OmegaConf.select(trainer.config, "actor_rollout_ref.actor.checkpoint.async_save", default=False))
 
 
+def finish_background_save(trainer: Any) -> None:
+    """Wait for a model that is saved in the background, as VERL does at its last step; agent-lightning's loop does not.
+
+    VERL asks its worker group for the method too: only workers that can save in the background have it.
+    """
+    finish = getattr(trainer.actor_rollout_wg, "async_calls_finalize_fn_exec", None)
+    if saves_asynchronously(trainer) and finish is not None:
+        finish(blocking=True)
+
+
 @contextmanager
 def once_models_are_written(trainer: Any, act: Callable[[], None]) -> Iterator[None]:
     """Call `act` in VERL's save after the models are written and before anything names the step as saved.
@@ -388,7 +398,7 @@ def post_rollouts(manager: Any, requests: list[dict[str, Any]]) -> list[str]:
 
 
 def rollout_manager(trainer: Any) -> Any:
-    """Make a manager of training rollouts as each step does; it asks the server for nothing yet. Close its `client`."""
+    """Make a manager of training rollouts as each step does; it has a client of its own, which it has not used."""
     from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager
 
     return trainer._make_rollout_manager(AglAsyncRolloutManager)

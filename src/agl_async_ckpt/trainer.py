@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from agl_async_ckpt import capture
 from agl_async_ckpt._logging import ensure_visible
 from agl_async_ckpt.checkpoint.resume import load_checkpoint
 from agl_async_ckpt.checkpoint.save import save_checkpoint
@@ -74,6 +75,8 @@ class CheckpointOverrides(_Trainer):
         except TrainingStopped as error:
             # Without its frames, which hold agent-lightning's trackers open: a run that stops is finished there.
             stopped = error.with_traceback(None)
+            if stopped.saved:
+                capture.finish_background_save(self)
             if session.active and stopped.saved:
                 delete_rollouts(self, session.in_flight, reclaim=session.config.reclaim)
             step_end.answer()

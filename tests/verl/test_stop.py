@@ -262,6 +262,24 @@ def test_config_is_put_back_after_a_stop(server: AglServer, tmp_path: Path) -> N
     assert all("agentlightning" not in entry.filename for entry in map(_frame, _entries(stopped.value)))
 
 
+def test_stop_waits_for_a_model_that_is_saved_in_the_background(server: AglServer, tmp_path: Path) -> None:
+    """Megatron's: the process that writes it would end with Ray. The request is answered after that."""
+    waited: list[tuple[bool, bool]] = []
+    with quiet():
+        trainer = build_trainer(
+            replace(RUN, async_save=True), tmp_path, server.url, die_at=asked(tmp_path, "pulled", 1)
+        )
+        trainer.actor_rollout_wg.async_calls_finalize_fn_exec = lambda *, blocking: waited.append(
+            (blocking, (tmp_path / STOP_NAME).exists())
+        )
+        try:
+            with pytest.raises(TrainingStopped):
+                trainer.fit()
+        finally:
+            close_trainer(trainer)
+    assert waited == [(True, True)]
+
+
 def _entries(error: BaseException) -> list[Any]:
     entries, entry = [], error.__traceback__
     while entry is not None:
