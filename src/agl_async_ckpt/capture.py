@@ -132,9 +132,27 @@ def next_rows(trainer: Any, state: Mapping[str, Any], num: int) -> list[int] | N
         return list(range(rows, min(rows + num, num_rows)))
     if type(sampler) is not RandomSampler or sampler.replacement or num_rows != len(sampler.data_source):  # pyright: ignore[reportArgumentType]
         return None
+    generator_state = _main_state(state)["_sampler_iter_state"]["sampler_iter_state"]["generator"]
+    order = _order_in_use(trainer, generator_state)
+    if order is not None:
+        return order[rows : rows + num]
     generator = torch.Generator()
-    generator.set_state(_main_state(state)["_sampler_iter_state"]["sampler_iter_state"]["generator"])
+    generator.set_state(generator_state)
     return torch.randperm(num_rows, generator=generator)[rows : rows + num].tolist()
+
+
+def _order_in_use(trainer: Any, generator_state: Any) -> list[int] | None:
+    """The order that the loader's open iterator has drawn from this generator; None if it has none.
+
+    A save would draw it again otherwise, which grows with the data set. torchdata has no public reader for it.
+    """
+    import torch
+
+    index_iterator = getattr(trainer._train_dataloader_iter, "_sampler_iter", None)  # None before the first pull
+    order = getattr(index_iterator, "sampler_iter", None)
+    if order is None or not torch.equal(order.generator_state, generator_state):
+        return None
+    return order.perm
 
 
 def loaded_loader_state(trainer: Any) -> Mapping[str, Any] | None:

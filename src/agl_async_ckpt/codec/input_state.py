@@ -103,13 +103,19 @@ class _SharedValues:
     def __init__(self) -> None:
         self.values: dict[str, Plain] = {}
         self._names: dict[str, str] = {}
+        self._seen: dict[int, tuple[Any, str]] = {}
 
     def put(self, value: Any, where: str) -> Plain:
+        # Siblings may share one object; it is kept here so that its id stays its own.
+        if id(value) in self._seen:
+            return {TAG: "shared", "digest": self._seen[id(value)][1]}
         encoded = encode_value(value, where)
         digest = _digest(encoded)
         self.values.setdefault(digest, encoded)
         # One string object per digest: the pickle then writes its text once.
-        return {TAG: "shared", "digest": self._names.setdefault(digest, digest)}
+        name = self._names.setdefault(digest, digest)
+        self._seen[id(value)] = value, name
+        return {TAG: "shared", "digest": name}
 
 
 def _digest(encoded: Plain) -> str:
