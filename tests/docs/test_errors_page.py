@@ -104,15 +104,6 @@ def test_example_is_what_the_error_says(name: str) -> None:
     assert shown[1] == message(name)
 
 
-def test_texts_of_the_page_name_settings_that_exist() -> None:
-    """An advice to set what nothing reads would be worse than none; test_snippets looks at blocks."""
-    from agl_async_ckpt.config import AsyncCheckpointConfig
-
-    found = set(re.findall(r"agentlightning\.async_checkpoint\.(\w+)", (DOCS / PAGE).read_text()))
-    assert found
-    assert found <= set(AsyncCheckpointConfig.model_fields)
-
-
 def test_exit_codes_are_those_of_the_command() -> None:
     """Here and on the page of commands: each code, and no other."""
     codes = {value for name, value in vars(exit_codes).items() if name.startswith("EXIT_")}
