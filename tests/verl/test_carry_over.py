@@ -112,6 +112,19 @@ def test_request_of_the_caller_is_not_changed() -> None:
     assert noted["input"]["index"] == 1
 
 
+def test_siblings_share_the_note_of_one_input_and_of_nothing_else() -> None:
+    """A thousand groups of eight: an input is copied once, and 1, True and 1.0 are three inputs."""
+    in_flight = InFlight(run_id="run")
+    values = [1, 1, True, 1.0, 1]
+    in_flight.outgoing([{"rollout_id": f"r{i}", "input": {"x": [value]}} for i, value in enumerate(values)])
+    noted = [in_flight.tracked[f"r{i}"].request for i in range(5)]
+    assert [note["input"]["x"][0] for note in noted if note] == values
+    assert [type(note["input"]["x"][0]) for note in noted if note] == [int, int, bool, float, int]
+    inputs = [note["input"] for note in noted if note]
+    assert inputs[0] is inputs[1]
+    assert len({*map(id, inputs)}) == 4
+
+
 @pytest.mark.parametrize("metadata", [None, "absent"])
 def test_request_without_metadata_is_tagged(metadata: Any) -> None:
     """Both ways in which JSON can leave it out."""

@@ -137,7 +137,8 @@ class InFlight:
 
     def forget_trained(self, enqueued: Iterable[Any]) -> None:
         """Drop what is known of rollouts that are no longer in flight, so that memory does not grow with the steps."""
-        for rollout_id in self.tracked.keys() - {item.rollout_id for item in self.members(enqueued)}:
+        in_flight = {item.rollout_id for item in self.members(enqueued)}
+        for rollout_id in [known for known in self.tracked if known not in in_flight]:
             del self.tracked[rollout_id]
 
     def restore(self, groups: Iterable[PromptGroup], *, group_size: int) -> None:
