@@ -18,7 +18,7 @@ from agl_async_ckpt import __version__
 from tests.docs.environment import clone_of_head, linked_environment, tracked_files, variables
 from tests.docs.pages import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NOT_SHIPPED = {".ci/run"}
 """Tracked files that an sdist does without."""
