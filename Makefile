@@ -23,7 +23,7 @@ ORLHF_PIP := $(ORLHF)/bin/python -m pip install --quiet --disable-pip-version-ch
 ORLHF_PYTEST := $(ORLHF)/bin/python -m pytest -m openrlhf tests/openrlhf
 
 .DEFAULT_GOAL := help
-.PHONY: help install build demo test test-slow test-faults soak soak-demo test-matrix test-oldest test-openrlhf lint types docs format clean
+.PHONY: help install build demo test test-slow test-faults soak soak-demo test-matrix test-oldest test-openrlhf bench lint types docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -116,6 +116,9 @@ $(OVERLAY)/openrlhf-%: | $(ORLHF)/.installed
 $(OVERLAY)/agentlightning-%: | install
 	@echo "==> unpacking agentlightning $* into $@"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ agentlightning==$*
+
+bench: install ## measure what the extension costs, against goals; needs an idle machine  [ARGS="saving --quick"]
+	@$(BIN)/python -W ignore -m bench $(ARGS)
 
 lint: install ## check style and formatting
 	@$(BIN)/ruff check .
