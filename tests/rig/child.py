@@ -2,8 +2,9 @@
 
 The JSON object holds `settings` (of `RunSettings`), `out_dir`, `base_url`, `record` (path of the event log, appended
 to line by line) and, optionally, `stock` (true: without the extension), `stop_at`: `[point, step]`, at which the
-child stops and waits, so that its killer can hit that instant, and `passed`: path of a FIFO that gets a line for each
-point that is passed. The server and the agents live in the parent.
+child stops and waits, so that its killer can hit that instant, `passed`: path of a FIFO that gets a line for each
+point that is passed, and `stop_signals`: names of signals at which it stops gently, as a driver in `run_ppo` does. The
+server and the agents live in the parent.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agl_async_ckpt.exceptions import EXIT_STOPPED
+from agl_async_ckpt.signals import StopSignals
+from agl_async_ckpt.storage.stop_request import request_stop
 from tests.rig.record import Life, Recorder
 from tests.rig.settings import RunSettings
 
@@ -47,10 +51,16 @@ def live(request: dict[str, Any]) -> None:
 
 
 def main(argument: str) -> int:
-    """Run the life that `argument` describes; 0 if `fit` returned."""
+    """Run the life that `argument` describes; 0 if `fit` returned, the exit code of a stop if it was asked to stop."""
     os.environ.setdefault("TQDM_DISABLE", "1")
-    live(json.loads(argument))
-    return 0
+    request = json.loads(argument)
+    out_dir = Path(request["out_dir"])
+    with StopSignals(
+        request.get("stop_signals") or (), lambda asked: request_stop(out_dir, asked.by) and None, grace_s=120
+    ):
+        live(request)
+    stopped = Life.from_file(Path(request["record"])).stopped
+    return 0 if stopped is None else EXIT_STOPPED
 
 
 class ChildLife:
@@ -63,6 +73,7 @@ class ChildLife:
         record: The event log; must not exist yet.
         stock: Without the extension.
         stop_at: Point and step at which the child stops itself with SIGSTOP.
+        stop_signals: Names of signals at which it saves and stops.
         env: Added to the environment.
     """
 
@@ -75,6 +86,7 @@ class ChildLife:
         *,
         stock: bool = False,
         stop_at: tuple[str, int] | None = None,
+        stop_signals: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
     ) -> None:
         self.record = record
@@ -85,6 +97,7 @@ class ChildLife:
             "record": str(record),
             "stock": stock,
             "stop_at": stop_at,
+            "stop_signals": stop_signals,
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.rig.child", json.dumps(request)],

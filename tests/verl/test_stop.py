@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,11 +18,12 @@ from tests.rig import require_frameworks
 require_frameworks()
 
 from agl_async_ckpt.cli.main import main  # noqa: E402
-from agl_async_ckpt.exceptions import TrainingStopped  # noqa: E402
+from agl_async_ckpt.exceptions import EXIT_STOPPED, TrainingStopped  # noqa: E402
 from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME  # noqa: E402
 from agl_async_ckpt.storage.stop_request import request_stop  # noqa: E402
 from agl_async_ckpt.trainer import extend  # noqa: E402
 from tests.rig.agents import AgentPlan, AgentTable  # noqa: E402
+from tests.rig.child import ChildLife  # noqa: E402
 from tests.rig.life import build_trainer, close_trainer, quiet, run_life, stock_trainer  # noqa: E402
 from tests.rig.record import Life  # noqa: E402
 from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
@@ -245,6 +247,30 @@ def test_reclaim_off_deletes_what_this_training_waits_for_only(server: AglServer
 
     run_life(run, tmp_path, server.url, die_at=here)
     assert list(server.rollouts()) == ["other"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signal_to_a_real_process_group_saves_and_resumes_exactly(
+    server: AglServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    """In the rollouts of step 2; the request takes the time of a file, so step 3 may have begun."""
+    truth = true_life(server)
+    out, record = tmp_path / "out", tmp_path / "record.jsonl"
+    with ChildLife(RUN, out, server.url, record, stop_at=("pulled", 2), stop_signals=("SIGTERM", "SIGUSR1")) as child:
+        child.wait_stopped()
+        os.killpg(child.process.pid, number)
+        os.killpg(child.process.pid, signal.SIGCONT)
+        _, error = child.process.communicate(timeout=120)
+        first = child.life()
+    assert child.process.returncode == EXIT_STOPPED, error
+    assert first.stopped in (2, 3)
+    assert list(first.saves)[-1] == first.stopped
+    assert server.rollouts() == {}
+    assert main(["verify", str(out)]) == 0
+    second = run_life(RUN, out, server.url)
+    assert second.start == first.stopped
+    assert_continues(truth, first, second)
+    assert main(["audit", str(out)]) == 0
 
 
 def test_config_is_put_back_after_a_stop(server: AglServer, tmp_path: Path) -> None:
