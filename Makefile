@@ -85,11 +85,13 @@ test-openrlhf: ## run the tests for OpenRLHF in .venv-openrlhf; skipped where th
 	else $(MAKE) --no-print-directory run-test-openrlhf; fi
 
 .PHONY: run-test-openrlhf
-run-test-openrlhf: $(ORLHF)/.installed | $(OVERLAY)/openrlhf-0.11.0
+run-test-openrlhf: $(ORLHF)/.installed | $(OVERLAY)/openrlhf-0.11.0 $(OVERLAY)/openrlhf-0.11.1
 	@echo "==> tests with openrlhf 0.11.2"
 	@$(ORLHF_PYTEST) $(ARGS)
 	@echo "==> tests with openrlhf 0.11.0"
 	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/openrlhf-0.11.0 $(ORLHF_PYTEST) $(ARGS)
+	@echo "==> contracts of openrlhf 0.11.1"
+	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/openrlhf-0.11.1 $(ORLHF_PYTEST)/test_contracts.py
 
 $(ORLHF)/.installed: pyproject.toml constraints-openrlhf.txt
 	@echo "==> creating $(ORLHF) from pinned versions (Python 3.11; 1 to 3 minutes, 2 GB, once)"

@@ -26,7 +26,7 @@ if INSTALLED:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(part for part in parts if part))
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0"}
     # A loaded machine starts Ray slowly, and Ray would give its workers the lowest priority on top.
-    os.environ |= {"RAY_raylet_start_wait_time_s": "120", "RAY_worker_niceness": "0"}
+    os.environ |= {"RAY_raylet_start_wait_time_s": "60", "RAY_worker_niceness": "0"}
 
 WARNINGS = (
     # Of OpenRLHF's dependencies about themselves; pinned memory is asked for without a GPU.
@@ -44,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", line)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what lies in this folder."""
     for item in items:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from agl_async_ckpt.openrlhf import client_state
 from agl_async_ckpt.openrlhf.boundary import Boundary
 from agl_async_ckpt.openrlhf.client_state import KEY, materialise, read_entry
 from agl_async_ckpt.openrlhf.internals import root_cause
+from agl_async_ckpt.openrlhf.settings import writes_checkpoints
 from tests.openrlhf.rig.stage import Stage
 
 BOUNDARY = Boundary(None, 0, True, {"number of prompts": 8}, {"rollout.n_samples_per_prompt": 1}, {})
@@ -105,6 +107,9 @@ def test_checkpoint_without_our_entry_resumes_as_openrlhf_does(stage: Stage, tmp
     args = stage.args(tmp_path, 8)
     stage.live(args, crash_at=2, extended=False, in_order=True)
     assert stage.live(args, in_order=True).trained == [["4", "5"], ["6", "7"]]
+    (warning,) = ray.get(stage.trainer.warnings.remote())
+    assert f"{Path(args.ckpt.path) / '_actor'} holds no input state" in warning
+    assert "by step 1 are skipped" in warning
 
 
 def test_openrlhf_alone_reads_our_checkpoints(stage: Stage, tmp_path: Path) -> None:
@@ -186,6 +191,44 @@ def test_sync_training_refuses_to_skip_samples(stage: Stage, tmp_path: Path) -> 
             states = trainer.init_checkpoint_states()
             assert KEY not in states
             assert states["global_step"] == 2
+
+
+def test_samples_are_fetched_only_when_a_checkpoint_is_written(stage: Stage) -> None:
+    """Every other call to the models passes as it is; what is saved goes by reference, to every rank."""
+    from agl_async_ckpt.openrlhf.trainer import _SavingGroup
+
+    calls: list[tuple[str, dict[str, Any]]] = []
+    group = SimpleNamespace(async_run_method=lambda method_name, **kwargs: calls.append((method_name, kwargs)))
+    saving = _SavingGroup(group)
+    tail = ray.put([])
+    states = {**STATES, KEY: dataclasses.replace(BOUNDARY, tail=tail)}
+    saving.async_run_method(method_name="fit", client_states=states)
+    assert calls.pop() == ("fit", {"client_states": states})
+    saving.async_run_method(method_name="save_checkpoint", tag="global_step3", client_states=states)
+    name, kwargs = calls.pop()
+    assert (name, kwargs["tag"]) == ("save_checkpoint", "global_step3")
+    assert read_entry(ray.get(kwargs["client_states"])[KEY], "ckpt", 3).exhausted
+    assert isinstance(states[KEY], Boundary)
+
+
+def test_runs_without_checkpoints_need_no_samples_that_can_be_saved() -> None:
+    """Such a run must not fail on an input that no checkpoint will hold."""
+    saved_by = {
+        (save_steps, eval_steps, disabled): writes_checkpoints(
+            SimpleNamespace(
+                ckpt=SimpleNamespace(save_steps=save_steps, disable_ds=disabled),
+                eval=SimpleNamespace(steps=eval_steps),
+            )
+        )
+        for save_steps in (-1, 5)
+        for eval_steps in (float("inf"), 5)
+        for disabled in (False, True)
+    }
+    assert {key for key, saves in saved_by.items() if saves} == {
+        (-1, 5, False),
+        (5, float("inf"), False),
+        (5, 5, False),
+    }
 
 
 def test_boundary_is_frozen() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from agl_async_ckpt._version import __version__
@@ -55,8 +54,7 @@ def materialise(client_states: Mapping[str, Any]) -> dict[str, Any]:
         run_id="",
         written_by={"agl-async-ckpt": __version__, "openrlhf": require_supported(), "torch": str(torch.__version__)},
     )
-    data = np.frombuffer(bytearray(pack_state(state)), dtype=np.uint8)
-    return {**client_states, KEY: torch.from_numpy(data)}
+    return {**client_states, KEY: pack_state(state)}
 
 
 def read_entry(entry: Any, where: str, global_step: int) -> InputState:
@@ -76,7 +74,7 @@ def read_entry(entry: Any, where: str, global_step: int) -> InputState:
         raise DamagedStateError(
             f"{where} is damaged: it holds {type(entry).__name__}, not the bytes of an input state."
         )
-    state = unpack_state(entry.cpu().numpy().tobytes(), where)
+    state = unpack_state(entry, where)
     layout = state.fingerprint.recorded.get(_LAYOUT_KEY)
     if layout != LAYOUT:
         raise UnsupportedVersionError(

@@ -14,7 +14,7 @@ from agl_async_ckpt.openrlhf import internals
 from agl_async_ckpt.openrlhf.boundary import Boundary, TailShelf, require_match
 from agl_async_ckpt.openrlhf.client_state import KEY
 from agl_async_ckpt.openrlhf.samples import from_columns, to_columns
-from agl_async_ckpt.openrlhf.settings import data_settings, recorded_settings, tail_settings
+from agl_async_ckpt.openrlhf.settings import data_settings, recorded_settings, tail_settings, writes_checkpoints
 from agl_async_ckpt.state import InputState
 
 if TYPE_CHECKING:
@@ -157,6 +157,8 @@ class CheckpointedGenerateSamplesActor(_GenerateSamplesActor):
         super().fit(episode=episode + self._num_episodes_done, total_consumed_prompts=total_consumed_prompts)
 
     def _stamp(self, client_states: Mapping[str, Any]) -> dict[str, Any]:
+        if not writes_checkpoints(self.args):
+            return dict(client_states)
         tail = self.samples_generator.tail
         if tail and not self._tail_checked:
             # At the first tail of a run, not at its first checkpoint hours later.

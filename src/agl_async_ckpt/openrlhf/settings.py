@@ -11,6 +11,12 @@ MAX_ROWS = 2048
 """Up to this many prompts are all compared, of more an even sample."""
 
 
+def writes_checkpoints(args: Any) -> bool:
+    """Whether DeepSpeed checkpoints may be written; OpenRLHF turns -1, for never, into infinity."""
+    never = (-1, float("inf"))
+    return not args.ckpt.disable_ds and not (args.ckpt.save_steps in never and args.eval.steps in never)
+
+
 def data_settings(args: Any, dataset: Any) -> dict[str, Any]:
     """Return what the position of the loader depends on."""
     return {

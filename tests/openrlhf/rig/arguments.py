@@ -17,21 +17,22 @@ class _Parsed(Exception):  # noqa: N818 - control flow
 
 
 def parse(*words: str) -> Any:
-    """Return what `openrlhf.cli.train_ppo_ray` makes of a command line. Ray must be initialised."""
+    """Return what `openrlhf.cli.train_ppo_ray` makes of a command line. Starts no Ray."""
     import openrlhf.utils
+    import ray
 
     def stop(args: Any) -> None:
         raise _Parsed(args)
 
     # The parser is not a function: it is stopped at the first thing that `train` does with its result.
-    original, argv = openrlhf.utils.get_strategy, sys.argv
-    openrlhf.utils.get_strategy, sys.argv = stop, [*argv[:1], *words]
+    originals = openrlhf.utils.get_strategy, ray.is_initialized, sys.argv
+    openrlhf.utils.get_strategy, ray.is_initialized, sys.argv = stop, lambda: True, ["train_ppo_ray", *words]
     try:
         runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")
     except _Parsed as parsed:
         return parsed.args[0]
     finally:
-        openrlhf.utils.get_strategy, sys.argv = original, argv
+        openrlhf.utils.get_strategy, ray.is_initialized, sys.argv = originals
     raise AssertionError("train() returned")
 
 

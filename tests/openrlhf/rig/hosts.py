@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 from typing import Any
 
 import ray
 import torch
 import wrapt
 
-from tests.openrlhf.rig.machine import Engine, Group
+from tests.openrlhf.rig.machine import Group
 
 STOP = "stop"
 
@@ -27,6 +28,24 @@ class StoppableSlots(wrapt.ObjectProxy):
         if token == STOP:
             raise Stopped
         return token
+
+
+class OrderedRay(wrapt.ObjectProxy):
+    """Ray, whose `wait` takes answers in the order of their requests.
+
+    OpenRLHF keeps samples in the order in which its engines complete them, and `ray.wait` picks any that is complete;
+    lives can be compared only if it is the same order.
+    """
+
+    def wait(self, references: list[Any], **options: Any) -> tuple[list[Any], list[Any]]:
+        self.__wrapped__.wait(references[:1], **options)
+        return references[:1], references[1:]
+
+
+def _take_answers_in_order() -> None:
+    module = importlib.import_module("openrlhf.trainer.ppo_utils.samples_generator")
+    if not isinstance(module.ray, OrderedRay):
+        module.ray = OrderedRay(ray)
 
 
 def _cache_slow_loads() -> None:
@@ -68,6 +87,7 @@ class GeneratorHost:
     def begin(self, args: Any, *, extended: bool, in_order: bool, seed: int, parts: dict[str, Any]) -> None:
         """Build the actor as a new process would."""
         _cache_slow_loads()
+        _take_answers_in_order()
         torch.manual_seed(seed)
         if extended:
             from agl_async_ckpt.openrlhf.generator import CheckpointedGenerateSamplesActor as Generator
@@ -78,7 +98,7 @@ class GeneratorHost:
         self.actor = Generator(
             args.actor.model_name_or_path,
             strategy(args, in_order),
-            [Engine(parts["machine"])],
+            [parts["machine"]],
             vllm_lock=parts["lock"],
             rollout_queue=parts["rollout_queue"],
             rollout_slots=StoppableSlots(parts["rollout_slots"]),
@@ -96,6 +116,15 @@ class GeneratorHost:
         except Stopped:
             return False
         return True
+
+
+class _Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
 
 
 @ray.remote(num_cpus=0)
@@ -118,14 +147,23 @@ class TrainerHost:
             None,
             None,
             None,
-            [Engine(parts["machine"])],
+            [parts["machine"]],
             vllm_lock=parts["lock"],
             rollout_queue=parts["rollout_queue"],
             rollout_slots=parts["rollout_slots"],
         )
 
     def init_checkpoint_states(self) -> Any:
-        return self.actor.init_checkpoint_states()
+        self._records = _Records()
+        logging.getLogger("agl_async_ckpt").addHandler(self._records)
+        try:
+            return self.actor.init_checkpoint_states()
+        finally:
+            logging.getLogger("agl_async_ckpt").removeHandler(self._records)
+
+    def warnings(self) -> list[str]:
+        """Return what the last start warned of."""
+        return self._records.texts
 
     def fit(self, global_step: int) -> None:
         self.actor.fit(global_step=global_step)

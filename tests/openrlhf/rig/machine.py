@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -102,31 +101,6 @@ class Machine:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save({"client": client_states}, folder / "states.pt")
         (self.folder / "latest").write_text(tag)
-
-
-class Engine:
-    """The machine's handle, whose answers are complete in the order of their requests.
-
-    OpenRLHF keeps samples in the order in which the engine completes them, which is any order; lives can be compared
-    only if it is the same one.
-    """
-
-    def __init__(self, machine: Any) -> None:
-        self._machine = machine
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._machine, name)
-
-    @property
-    def generate_responses(self) -> Any:
-        return SimpleNamespace(remote=self._generate)
-
-    def _generate(self, **request: Any) -> Any:
-        answer = self._machine.generate_responses.remote(**request)
-        ray.wait([answer])
-        return answer
 
 
 class Group:

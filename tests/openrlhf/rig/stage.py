@@ -44,14 +44,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        ray.init(
-            address="local",
-            num_cpus=8,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=200 * 2**20,
-            logging_level="ERROR",
-        )
+        _start_ray()
         from openrlhf.trainer.ppo_trainer_async import VLLMLock
 
         self.machine, self.lock = Machine.remote(), VLLMLock.remote()
@@ -129,6 +122,25 @@ class Stage:
     def close(self) -> None:
         """End Ray and everything on it."""
         ray.shutdown()
+
+
+def _start_ray(attempts: int = 3) -> None:
+    """Start Ray; again if it has not come up, as on a machine with far more to do than processors."""
+    for attempt in range(1, attempts + 1):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=8,
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=200 * 2**20,
+                logging_level="ERROR",
+            )
+            return
+        except Exception:
+            ray.shutdown()
+            if attempt == attempts:
+                raise
 
 
 def _drain(queue: Queue) -> None:
