@@ -17,6 +17,7 @@ from typing import Any
 
 from bench import MEASUREMENTS
 from bench.figures import Figure, told
+from bench.markdown import tables
 
 EXAMPLES = """\
 examples:
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(MEASUREMENTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see whether it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables of docs/speed.md there")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where to write while measuring (default: TMPDIR)")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -80,6 +82,8 @@ def _measure_all(args: argparse.Namespace) -> int:
     if args.json:
         values = {"machine": machine(), "quick": args.quick, "figures": [figure.to_json() for figure in figures]}
         args.json.write_text(json.dumps(values, indent=1) + "\n")
+    if args.markdown:
+        args.markdown.write_text(tables(figures))
     _show(figures)
     return 1 if failed else 0
 

@@ -73,6 +73,7 @@ def _at_scale(folder: Path, num_groups: int, num_tokens: int) -> list[Figure]:
     peak = peak_memory(lambda: commit_state(state, target))
     save_cpu = once(lambda: commit_state(state, target), time.process_time)
     size = (target / "agentlightning_input.pt").stat().st_size
+    del state, groups  # gigabytes of Python objects, and a load makes them again
     load_cpu = median([once(lambda: load_state(target), time.process_time) for _ in range(2)])
     tokens = num_finished * NUM_TURNS * per_turn
     own = tokens * TOKEN_BYTES

@@ -46,12 +46,13 @@ def test_real_run_is_measured(tmp_path: Path) -> None:
 
 def test_command_writes_figures_and_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One measurement, in a process of its own; its folder is gone."""
-    room, found = tmp_path / "room", tmp_path / "figures.json"
+    room, found, page = tmp_path / "room", tmp_path / "figures.json", tmp_path / "tables.md"
     room.mkdir()
-    assert main(["saving", "--quick", "--json", str(found), "--dir", str(room)]) == 0
+    assert main(["saving", "--quick", "--json", str(found), "--markdown", str(page), "--dir", str(room)]) == 0
     values = json.loads(found.read_text())
     assert values["machine"]["cores"] > 0
     assert_figures("saving", [Figure.from_json(figure) for figure in values["figures"]])
+    assert page.read_text().count("\n|") == 2 + len(values["figures"])
     assert list(room.iterdir()) == []
     assert "save" in capsys.readouterr().out
 
