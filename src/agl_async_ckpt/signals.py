@@ -57,7 +57,7 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             log.info("run_ppo is not called in the main thread: signals do not stop the training gently.")
             return self
-        self._before = {number: signal.getsignal(number) for number in self._numbers}
+        self._before = dict.fromkeys(self._numbers)
         self.install()
         threading.Thread(target=self._pass_on, name="agl-async-ckpt-stop", daemon=True).start()
         return self
@@ -76,9 +76,11 @@ class StopSignals:
         return self._request
 
     def install(self) -> None:
-        """Set the handlers, again where another library has set its own (`ray.init` takes SIGTERM)."""
+        """Set the handlers, again where another library has set its own (`ray.init` takes SIGTERM); kept for the end."""
         for number in self._before:
-            signal.signal(number, self._handle)
+            found = signal.signal(number, self._handle)
+            if found != self._handle:
+                self._before[number] = found
 
     @contextmanager
     def blocked(self) -> Iterator[None]:

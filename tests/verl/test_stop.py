@@ -70,8 +70,7 @@ def counting(num: list[int], base: type) -> type:
     return extend(Counting)
 
 
-@pytest.mark.parametrize("save_freq", [-1, 1, 2, 3])
-@pytest.mark.parametrize("point", ["pulled", "updated"])
+@pytest.mark.parametrize(("save_freq", "point"), [(-1, "pulled"), (1, "updated"), (2, "pulled"), (3, "updated")])
 def test_stop_saves_its_step_once_and_resumes_exactly(
     server: AglServer, tmp_path: Path, save_freq: int, point: str
 ) -> None:
