@@ -306,8 +306,10 @@ def finish_background_save(trainer: Any) -> None:
 
     VERL asks its worker group for the method too: only workers that can save in the background have it.
     """
+    if not saves_asynchronously(trainer):
+        return
     finish = getattr(trainer.actor_rollout_wg, "async_calls_finalize_fn_exec", None)
-    if saves_asynchronously(trainer) and finish is not None:
+    if finish is not None:
         finish(blocking=True)
 
 

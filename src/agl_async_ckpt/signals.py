@@ -76,7 +76,7 @@ class StopSignals:
         return self._request
 
     def install(self) -> None:
-        """Set the handlers, again where another library has set its own (`ray.init` takes SIGTERM); kept for the end."""
+        """Set the handlers, again where another library has set its own (`ray.init` takes SIGTERM)."""
         for number in self._before:
             found = signal.signal(number, self._handle)
             if found != self._handle:
