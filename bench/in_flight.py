@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import Figure, told
-from bench.timing import median, once, peak_memory
+from bench.timing import once, peak_memory
 
 NAME = "in_flight"
 TITLE = "prompt groups in flight"
@@ -60,21 +60,14 @@ def _shared_inputs(folder: Path, num_groups: int) -> list[Figure]:
 
 
 def _at_scale(folder: Path, num_groups: int, num_tokens: int) -> list[Figure]:
-    from agl_async_ckpt.storage.commit import commit_state, load_state
+    from agl_async_ckpt.storage.commit import load_state
 
     num_finished = num_groups * N // 4
     per_turn = max(1, num_tokens // (num_finished * NUM_TURNS))
-    groups = [
-        _group(i, {"prompt": "x" * 4096, "index": i}, finished=N // 4, per_turn=per_turn) for i in range(num_groups)
-    ]
-    state = _state(groups)
     target = folder / "global_step_1"
-    # Once with the peak, once more for the time: this is half a gigabyte of JSON.
-    peak = peak_memory(lambda: commit_state(state, target))
-    save_cpu = once(lambda: commit_state(state, target), time.process_time)
+    peak, save_cpu = _save_groups(target, num_groups, per_turn)
     size = (target / "agentlightning_input.pt").stat().st_size
-    del state, groups  # gigabytes of Python objects, and a load makes them again
-    load_cpu = median([once(lambda: load_state(target), time.process_time) for _ in range(2)])
+    load_cpu = once(lambda: load_state(target), time.process_time)
     tokens = num_finished * NUM_TURNS * per_turn
     own = tokens * TOKEN_BYTES
     what = f"{num_groups} x 8, {tokens:.2g} tokens"
@@ -91,6 +84,18 @@ def _at_scale(folder: Path, num_groups: int, num_tokens: int) -> list[Figure]:
         ),
         Figure(NAME, f"memory of the save of {what}", float(peak), "bytes", None, "peak, beside the state"),
     ]
+
+
+def _save_groups(target: Path, num_groups: int, per_turn: int) -> tuple[int, float]:
+    """Peak memory and time; the state, gigabytes of Python objects, is gone before a load makes it again."""
+    from agl_async_ckpt.storage.commit import commit_state
+
+    groups = [
+        _group(i, {"prompt": "x" * 4096, "index": i}, finished=N // 4, per_turn=per_turn) for i in range(num_groups)
+    ]
+    state = _state(groups)
+    peak = peak_memory(lambda: commit_state(state, target))
+    return peak, once(lambda: commit_state(state, target), time.process_time)
 
 
 def _state(groups: list[Any]) -> Any:
