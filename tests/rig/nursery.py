@@ -52,7 +52,7 @@ class Nursery:
 
     def wait_ready(self) -> None:
         """Wait until the frameworks are imported."""
-        answer = self._answers.get(timeout=120)
+        answer = self._answers.get(timeout=300)
         assert answer == b"ready\n", self.log.read_text()
 
     def fork(self, request: dict[str, Any]) -> int:

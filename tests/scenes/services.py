@@ -16,7 +16,7 @@ from tests.rig.processes import start_process, wait_until
 
 KEY = "scene-key"
 MODEL = "rig/model"
-START_WAIT_S = 60.0
+START_WAIT_S = 180.0
 STOP_WAIT_S = 15.0
 
 

@@ -19,7 +19,7 @@ from tests.scenes.account import SceneLife, assert_adds_up, assert_ids_are_new
 from tests.scenes.services import Services
 from tests.scenes.trainer import AGENT_OVERRIDES
 
-LIFE_WAIT_S = 90.0
+LIFE_WAIT_S = 240.0
 
 
 class LifeHandle:

@@ -615,7 +615,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def test_server_that_answers_wrongly_is_named_and_costs_nothing(make_stage: StageMaker) -> None:
     """401, 409, 500, 404 and no JSON at a resume: an error with URL and rollout; then the run goes on."""
-    with make_stage("8/2/4", total_steps=3) as stage:
+    with make_stage("8/2/4", total_steps=3, extension={"server_wait_s": 1.0}) as stage:
         truth = stage.truth(3)
         stage.plan(**{f"row{row}": [["gate:held", *ENDS]] for row in (2, 3, 4, 5)})
         first = stage.start_life(die_at=("saved", 1))
@@ -650,7 +650,7 @@ def test_server_that_answers_wrongly_is_named_and_costs_nothing(make_stage: Stag
                 meddler.rules = {rule: answer}
                 resume_fails(meddler.url, *words, **url)
             meddler.rules = {}
-        resume_fails(meddler.url, "not reachable", **url, extension={"server_wait_s": 1.0})
+        resume_fails(meddler.url, "not reachable", **url)
 
         handle = stage.start_life()
         handle.wait_reached("enqueued", 2)
