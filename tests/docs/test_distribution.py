@@ -66,7 +66,7 @@ def run(command: list[str], cwd: Path, binaries: Path) -> str:
 def test_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     """Every tracked file of it, the marker of type hints too; no tests, no examples."""
     found = set(zipfile.ZipFile(built.wheel).namelist())
-    package = {path.removeprefix("src/") for path in tracked_files(built.clone, "src")}
+    package = {path.removeprefix("src/") for path in tracked_files(built.clone, "src/agl_async_ckpt")}
     assert "agl_async_ckpt/py.typed" in package
     metadata = f"agl_async_ckpt-{__version__}.dist-info/"
     assert {path for path in found if not path.startswith(metadata)} == package
