@@ -89,7 +89,7 @@ run-test-openrlhf: $(ORLHF)/.installed | $(OVERLAY)/openrlhf-0.11.0 $(OVERLAY)/o
 	@echo "==> tests with openrlhf 0.11.2"
 	@$(ORLHF_PYTEST) $(ARGS)
 	@echo "==> tests with openrlhf 0.11.0"
-	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/openrlhf-0.11.0 $(ORLHF_PYTEST) $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/openrlhf-0.11.0 $(ORLHF_PYTEST) --deselect tests/openrlhf/test_client_state.py $(ARGS)
 	@echo "==> contracts of openrlhf 0.11.1"
 	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/openrlhf-0.11.1 $(ORLHF_PYTEST)/test_contracts.py
 

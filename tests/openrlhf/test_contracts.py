@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,19 @@ def test_trainer_starts_the_actors_by_their_module_names() -> None:
         'self.generator_actor.load_state_dict.remote(checkpoint_states["data_loader_state_dict"])',
     ):
         assert part in text
+
+
+def test_actors_are_called_from_outside_by_the_methods_that_are_forwarded() -> None:
+    """By the trainer, and the trainer by the command."""
+    calls = re.compile(r"self\.(generator|trainer)_actor\.(\w+)\.remote\(")
+    found = calls.findall(source(internals.plain_class(internals.ASYNC_MODULE, "PPOTrainerAsync")))
+    assert {name for actor, name in found if actor == "generator"} == set(internals.GENERATOR_METHODS)
+    assert {name for actor, name in found if actor == "trainer"} == set(internals.TRAINER_METHODS)
+    spec = importlib.util.find_spec(internals.TRAIN_COMMAND)
+    assert spec is not None
+    assert spec.origin is not None
+    text = Path(spec.origin).read_text()
+    assert set(re.findall(r"ppo_trainer\.(\w+)\.remote\(", text)) == set(internals.CONTROLLER_METHODS)
 
 
 def test_generator_puts_client_states_second_of_four() -> None:

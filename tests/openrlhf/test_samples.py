@@ -96,7 +96,7 @@ def test_what_cannot_be_saved_is_named() -> None:
 
 def test_field_of_another_version_is_named() -> None:
     """Not dropped."""
-    with pytest.raises(StateMismatchError, match="fields that this OpenRLHF lacks: entropy"):
+    with pytest.raises(StateMismatchError, match="fields that this OpenRLHF does not know: entropy"):
         from_columns({**to_columns([sample(0)]), "entropy": torch.ones(1)})
 
 

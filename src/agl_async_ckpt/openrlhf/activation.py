@@ -6,7 +6,6 @@ process by reference to this package and names their replacements there, so the 
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
 from types import ModuleType
@@ -15,7 +14,13 @@ from typing import Any
 import wrapt
 
 from agl_async_ckpt.exceptions import ActivationError
-from agl_async_ckpt.openrlhf.internals import ASYNC_MODULE, SYNC_MODULE, require_supported
+from agl_async_ckpt.openrlhf.internals import (
+    ASYNC_MODULE,
+    CONTROLLER_METHODS,
+    SYNC_MODULE,
+    actor_class,
+    require_supported,
+)
 
 _REPLACEMENTS = {
     ASYNC_MODULE: ("PPOTrainerAsync", "agl_async_ckpt.openrlhf.trainer", "CheckpointedPPOTrainerAsync"),
@@ -51,10 +56,8 @@ def enable() -> None:
 
 
 def _replace(module: ModuleType) -> None:
-    import ray
-
     name, ours, replacement = _REPLACEMENTS[module.__name__]
-    setattr(module, name, ray.remote(getattr(importlib.import_module(ours), replacement)))
+    setattr(module, name, actor_class(ours, replacement, CONTROLLER_METHODS))
 
 
 def _refuse_early_import(module: str, name: str) -> None:

@@ -50,6 +50,12 @@ def require_supported() -> str:
     return version
 
 
+GENERATOR_METHODS = ("get_max_steps", "load_state_dict", "fit")
+TRAINER_METHODS = ("init_checkpoint_states", "restore_best_checkpoint_state", "broadcast_to_vllm", "fit")
+CONTROLLER_METHODS = ("get_max_steps", "fit")
+"""What OpenRLHF calls of its actors from other processes."""
+
+
 # --- classes ------------------------------------------------------------------------------------------------------
 
 
@@ -58,6 +64,32 @@ def plain_class(module: str, name: str) -> Any:
     cannot be subclassed.
     """
     return getattr(importlib.import_module(module), name).__ray_actor_class__
+
+
+def actor_class(module: str, name: str, methods: tuple[str, ...]) -> Any:
+    """Return a Ray actor class that builds `module.name` in its own process and forwards `methods` to it.
+
+    Not the class itself: Ray copies inherited methods into the class that it pickles, by value, and a `super()` in one
+    of OpenRLHF's would then mean a copy of OpenRLHF's class that ours does not derive from.
+    """
+    import ray
+
+    class Process:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._inner = getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    Process.__name__ = Process.__qualname__ = name
+    for method in methods:
+        setattr(Process, method, _forwarded(method))
+    return ray.remote(Process)
+
+
+def _forwarded(method: str) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, method)(*args, **kwargs)
+
+    forward.__name__ = method
+    return forward
 
 
 def samples_generator_class() -> Any:

@@ -71,10 +71,13 @@ class CheckpointedPPOTrainerAsync(_PPOTrainerAsync):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         ensure_visible()
         version = internals.require_supported()
-        from agl_async_ckpt.openrlhf.generator import CheckpointedGenerateSamplesActor
-
         internals.use_actors(
-            generator=ray.remote(CheckpointedGenerateSamplesActor), trainer=ray.remote(CheckpointedTrainingActor)
+            generator=internals.actor_class(
+                "agl_async_ckpt.openrlhf.generator",
+                "CheckpointedGenerateSamplesActor",
+                internals.GENERATOR_METHODS,
+            ),
+            trainer=internals.actor_class(__name__, "CheckpointedTrainingActor", internals.TRAINER_METHODS),
         )
         super().__init__(*args, **kwargs)
         logger.info("Exact resume of inputs is on (OpenRLHF %s).", version)
