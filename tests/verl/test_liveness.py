@@ -240,3 +240,22 @@ def test_temp_file_of_a_killed_writer_is_removed_at_the_next_start(tmp_path: Pat
     proof = live(tmp_path, clock, T0)
     proof._temp.write_text("{")
     assert remove_leftover_temps(tmp_path) == [proof._temp]
+
+
+def test_restart_of_the_server_takes_all_spans_with_it(tmp_path: Path, clock: Steady) -> None:
+    """A new server's clock may be behind: what ends on it must not fall into a span of the old one's."""
+    live(tmp_path, clock, T0, T0 + 60)
+    proof = live(tmp_path, clock, T0 + 100, T0 + 160)
+    proof.forget()
+    assert read_lives(tmp_path, "run") == ()
+    assert not proof.has_begun
+    proof.begin(T0 - 500)
+    clock.now += 10
+    proof.seen(header(T0 - 440))
+    assert read_lives(tmp_path, "run") == (Span(T0 - 500, T0 - 440),)
+
+
+def test_life_that_knows_nothing_has_nothing_to_forget(tmp_path: Path, clock: Steady) -> None:
+    """The first start of a run meets an empty server, too: no file is written for it."""
+    ProofOfLife(tmp_path, "run").forget()
+    assert list(tmp_path.iterdir()) == []
