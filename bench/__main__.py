@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(MEASUREMENTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see whether it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables of docs/speed.md there")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the figures there as tables")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where to write while measuring (default: TMPDIR)")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

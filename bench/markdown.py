@@ -1,4 +1,4 @@
-"""Figures as the table of docs/speed.md."""
+"""Figures as Markdown tables, for a page or a change request."""
 
 from __future__ import annotations
 

@@ -225,6 +225,30 @@ def test_next_rows_are_those_that_the_loader_hands_out(num_workers: int, shuffle
     assert capture.next_rows(holder(source), source.state_dict(), 5) is None
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_save_draws_no_order_that_the_loader_has_drawn(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draw takes time that grows with the data set; the open iterator has the order of its generator."""
+    order = rows_of(loader(num_workers))
+    source = loader(num_workers)
+    trainer = holder(source)
+    trainer._train_dataloader_iter = iter(source)
+    next(trainer._train_dataloader_iter)
+    state = source.state_dict()
+    monkeypatch.setattr(torch, "randperm", None)
+    assert capture.next_rows(trainer, state, 5) == order[4:9], torchdata_broken("the sampler's iterator has the order")
+
+
+def test_order_of_another_pass_is_not_taken_for_that_of_a_state() -> None:
+    """A state that is loaded into a loader that has begun elsewhere."""
+    source = loader()
+    iterator = iter(source)
+    next(iterator)
+    state, order = source.state_dict(), rows_of(loader())
+    trainer = holder(loader(sampler=RandomSampler(list(range(N)), generator=torch.Generator().manual_seed(99))))
+    trainer._train_dataloader_iter = iter(trainer.train_dataloader)
+    assert capture.next_rows(trainer, state, 5) == order[4:9]
+
+
 def test_torch_that_draws_another_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The saved generator is the same, the permutation is not: the rest of the epoch would be another one."""
     source = loader()
