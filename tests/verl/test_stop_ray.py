@@ -111,8 +111,8 @@ def test_request_file_stops_a_script_that_knows_nothing_of_the_extension(
         codes.append(main(["stop", str(tmp_path / "out")]))
 
     outcome = run("train", act, f"{HOOK}=agl_async_ckpt.worker.setup")
-    assert codes == [0]
     assert_stopped_in_step_2(outcome, tmp_path / "out")
+    assert codes == [0]
 
 
 def names_in_group(group: int) -> set[str]:
