@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,6 +189,11 @@ def test_plugin_works_where_the_trainer_module_is_the_first_to_import_verl() -> 
 # --- trainer classes ----------------------------------------------------------------------------------------------
 
 
+IDLE_SESSION = SimpleNamespace(active=False)
+IDLE_STEP_END = SimpleNamespace(request=None, saved=lambda _trainer: None)
+"""What a trainer holds that neither saves positions nor was asked to stop."""
+
+
 def counting_trainer(monkeypatch: pytest.MonkeyPatch) -> tuple[type, list[str]]:
     """A trainer class, and the list that every call of an override and of the class itself is added to."""
     calls: list[str] = []
@@ -211,7 +216,7 @@ def test_mixin_runs_its_overrides_once(monkeypatch: pytest.MonkeyPatch, base: st
     stock, calls = counting_trainer(monkeypatch)
 
     class Own(AsyncCheckpointMixin, extend(stock) if base == "swapped" else stock):  # type: ignore[misc]
-        _async_ckpt = None
+        _async_ckpt, _step_end = IDLE_SESSION, IDLE_STEP_END
 
     object.__new__(Own)._save_checkpoint()
     assert calls == ["override", "stock"]
@@ -222,7 +227,7 @@ def test_users_override_stays_outermost(monkeypatch: pytest.MonkeyPatch) -> None
     stock, calls = counting_trainer(monkeypatch)
 
     class Own(AsyncCheckpointMixin, extend(stock)):  # type: ignore[misc]
-        _async_ckpt = None
+        _async_ckpt, _step_end = IDLE_SESSION, IDLE_STEP_END
 
         def _save_checkpoint(self) -> None:
             calls.append("own")
