@@ -11,7 +11,7 @@ import pytest
 from tests.openrlhf.rig.arguments import version
 from tests.openrlhf.rig.stage import SEED, Life, Stage
 
-NUM_RANDOM_SCENES = 100 if version() == "0.11.2" else 30
+NUM_RANDOM_SCENES = 100 if version() == "0.11.2" else 15
 
 
 def resumed(stage: Stage, args: Any, kills: list[int]) -> list[Life]:
