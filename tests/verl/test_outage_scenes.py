@@ -108,6 +108,7 @@ def test_restart_at_each_moment_of_a_step_loses_and_repeats_nothing(make_stage: 
         assert 1 <= len(outages(life)) <= len(MOMENTS)
 
 
+@pytest.mark.timeout(1200)
 def test_three_restarts_in_fifty_steps_end_in_a_clean_audit(make_stage: StageMaker) -> None:
     """The run ends by itself; the stream is that of the uninterrupted run, and the audit finds nothing."""
     with make_stage("60/1/2", total_steps=50, save_freq=10) as stage:

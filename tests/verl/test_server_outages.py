@@ -26,6 +26,7 @@ from tests.rig.in_flight import SiblingAgents, SiblingPlan, begin  # noqa: E402
 from tests.rig.life import extended_trainer, run_life  # noqa: E402
 from tests.rig.record import Life, lineage  # noqa: E402
 from tests.rig.server import AglServer  # noqa: E402
+from tests.rig.server_process import ServerProcess  # noqa: E402
 from tests.rig.settings import RunSettings  # noqa: E402
 from tests.rig.weather import FAULTS  # noqa: E402
 
@@ -120,6 +121,29 @@ def test_restart_is_told_in_one_line_with_its_cost(server: AglServer, tmp_path: 
     assert line.startswith(f"The agl-server at {server.url} was away for ")
     assert "(HTTP 502) and came back without the rollouts of this run: 4 created again under new ids, 4 that" in line
     assert len(server.agents.starts) == 2 * 6 + 4
+
+
+@pytest.mark.slow
+def test_three_kills_of_the_server_process_in_fifty_steps_change_nothing(server: AglServer, tmp_path: Path) -> None:
+    """Killed with SIGKILL before a creation, before the gateway is paused, and while it is; started again at once."""
+    run = RunSettings(30, 1, 2, epochs=2, total_steps=50, save_freq=10)
+    truth = run_life(run, tmp_path / "truth", server.url)
+    with ServerProcess(tmp_path / "server.log") as process:
+        moments = [("pulled", 10), ("trained", 25), ("updated", 40)]
+
+        def restart(point: str, step: int) -> bool:
+            if (point, step) in moments:
+                process.kill()
+                process.start()  # the trainer does not wait for it here
+            return False
+
+        life = run_life(run, tmp_path / "out", process.url, die_at=restart)
+    assert life.finished
+    assert life.pulls == truth.pulls
+    assert life.saves == truth.saves
+    assert [step.trained for step in life.steps.values()] == [step.trained for step in truth.steps.values()]
+    assert audit(tmp_path / "out").holds
+    assert len([text for _, text in life.log if "created again under new ids" in text]) == 3
 
 
 def test_two_servers_behind_one_address_are_an_error(server: AglServer, tmp_path: Path) -> None:
