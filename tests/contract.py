@@ -15,7 +15,9 @@ def broken(package: str, what: str, *, used_in: str) -> str:
         used_in: Module of the extension to look at.
     """
     version = importlib.metadata.version(package)
-    return f"{package} {version} no longer keeps this: {what}. Adapt src/agl_async_ckpt/{used_in}, or narrow the versions."
+    return (
+        f"{package} {version} no longer keeps this: {what}. Adapt src/agl_async_ckpt/{used_in}, or narrow the versions."
+    )
 
 
 def agl(what: str, used_in: str) -> str:

@@ -22,7 +22,6 @@ SLOW_EVERY = 3
 """Every third input is slow: it asks the model several times and waits in between, like an agent that uses tools."""
 
 EXAMPLES_DIR = Path(__file__).resolve().parents[1]
-REPO_DIR = EXAMPLES_DIR.parent
 RUNS_DIR = Path(__file__).resolve().parent / "runs"
 
 RUN_DIR_VARIABLE = "AGL_DEMO_RUN_DIR"

@@ -24,7 +24,7 @@ from cpu_training.processes import Processes
 from cpu_training.recording import EventReader
 from cpu_training.screen import Screen
 from cpu_training.services import DemoError, Services, last_lines
-from cpu_training.settings import EXAMPLES_DIR, LIFE_VARIABLE, REPO_DIR, RUN_DIR_VARIABLE, Plan
+from cpu_training.settings import EXAMPLES_DIR, LIFE_VARIABLE, RUN_DIR_VARIABLE, Plan
 from cpu_training.verdict import StepBuilder
 
 TICK_S = 0.01
@@ -44,8 +44,8 @@ def child_environment(run_dir: Path, ray_dir: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     no_proxy = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]))
     return inherited | {
-        # Agents and Ray workers import this package by name, and the clone's own agl_async_ckpt.
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(EXAMPLES_DIR), str(REPO_DIR), os.environ.get("PYTHONPATH")])),
+        # Agents and Ray workers import the example by name.
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(EXAMPLES_DIR), os.environ.get("PYTHONPATH")])),
         RUN_DIR_VARIABLE: str(run_dir),
         LIFE_VARIABLE: "1",
         "RAY_TMPDIR": str(ray_dir),
