@@ -138,11 +138,13 @@ def test_request_without_metadata_is_tagged(metadata: Any) -> None:
     assert noted["metadata"] == {}
 
 
-def test_validation_is_tagged_but_not_tracked() -> None:
-    """A validation is never resumed, only reclaimed."""
+def test_validation_is_tagged_and_noted_until_it_is_deleted() -> None:
+    """A server that is restarted has to be given it again; no checkpoint holds it."""
     in_flight = InFlight(run_id="run")
     (posted,) = in_flight.outgoing([request(is_train=False)])
     assert posted["metadata"] == {RUN_ID_KEY: "run"}
+    assert list(in_flight.tracked) == ["r1"]
+    in_flight.forget("r1")
     assert in_flight.tracked == {}
 
 
