@@ -124,6 +124,7 @@ def test_restart_is_told_in_one_line_with_its_cost(server: AglServer, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_three_kills_of_the_server_process_in_fifty_steps_change_nothing(server: AglServer, tmp_path: Path) -> None:
     """Killed with SIGKILL before a creation, before the gateway is paused, and while it is; started again at once."""
     run = RunSettings(30, 1, 2, epochs=2, total_steps=50, save_freq=10)
