@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Add the filters above behind `error`, which stays in force for everything else."""
     for line in THIRD_PARTY_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> None:
+    """A shell starts its background jobs with SIGINT ignored, and the processes that tests start inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
