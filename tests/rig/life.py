@@ -32,8 +32,7 @@ class Death(BaseException):
 class Rig:
     """What the recording trainer needs to know of the life that it runs in."""
 
-    def __init__(self, settings: RunSettings, recorder: Recorder, die_at: Callable[[str, int], bool]) -> None:
-        self.settings = settings
+    def __init__(self, recorder: Recorder, die_at: Callable[[str, int], bool]) -> None:
         self.recorder = recorder
         self.clients: list[httpx.Client] = []
         self.polled: dict[str, bool] = {}
@@ -256,7 +255,7 @@ def build_trainer(
     rows = dataset_rows(settings)
     dataset = LoadedDataset(rows)
     base = trainer_cls or extended_trainer()
-    rig = Rig(settings, recorder or Recorder(), die_at)
+    rig = Rig(recorder or Recorder(), die_at)
     # `new_class`, because this package's trainer is a lazy proxy of a class until it is used as a base.
     cls: Any = types.new_class(base.__name__, (RecordingMixin, base), {}, lambda names: names.update(rig=rig))
     return cls(

@@ -18,6 +18,7 @@ from tests.switch_on.names import GO, RECORD
 REPO_DIR = Path(__file__).parents[2]
 OBSERVER = "tests.switch_on.observer"
 PLUGIN_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
+LOG = "cluster.log"
 START_S, SCRIPT_S, STOP_S = 200.0, 500.0, 60.0
 """Longest time for a cluster to start, for a script to end, for a cluster to stop; then the process is killed."""
 
@@ -77,29 +78,76 @@ def cluster(temp_dir: Path) -> Iterator[str]:
     Args:
         temp_dir: Of a short path: Ray puts sockets into it.
     """
-    command = [sys.executable, "-m", "tests.switch_on.cluster", str(temp_dir)]
-    with (temp_dir / "cluster.log").open("wb") as log:
+    with _ray(temp_dir, "cluster", str(temp_dir), **{PLUGIN_VARIABLE: OBSERVER}) as process:
+        yield _answer(process, temp_dir)
+
+
+class TwoNodes:
+    """A Ray cluster of a node for the driver and one for the task runner; see `two_nodes`.
+
+    Attributes:
+        address: For `ray.init`.
+        driver: Id of the node that a driver on this machine connects to; it has no CPU.
+        runner: Id of the node that has the CPUs.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], temp_dir: Path) -> None:
+        self._process, self._temp_dir = process, temp_dir
+        self._read()
+
+    def replace_runner_node(self) -> None:
+        """Kill the task runner's node with everything on it; returns when another one has taken its place."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self._read()
+
+    def _read(self) -> None:
+        nodes: dict[str, str] = json.loads(_answer(self._process, self._temp_dir))
+        self.address, self.driver, self.runner = nodes["address"], nodes["driver"], nodes["runner"]
+
+
+@contextlib.contextmanager
+def two_nodes(temp_dir: Path) -> Iterator[TwoNodes]:
+    """Run a Ray cluster of two nodes.
+
+    Args:
+        temp_dir: Of a short path: Ray puts sockets into it.
+    """
+    with _ray(temp_dir, "two_nodes", RAY_TMPDIR=str(temp_dir)) as process:
+        yield TwoNodes(process, temp_dir)
+
+
+@contextlib.contextmanager
+def _ray(temp_dir: Path, module: str, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has Ray running until its standard input closes."""
+    with (temp_dir / LOG).open("wb") as log:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", f"tests.switch_on.{module}", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env=environment(**{PLUGIN_VARIABLE: OBSERVER}),
+            env=environment(**variables),
             cwd=temp_dir,
             text=True,
         )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        with _bounded(process, START_S):
-            address = process.stdout.readline().strip()
-        assert address, f"no cluster: {(temp_dir / 'cluster.log').read_text()}"
-        yield address
+        yield process
     finally:
         process.stdin.close()
         with _bounded(process, STOP_S):
             process.wait()
         process.stdout.close()
+
+
+def _answer(process: subprocess.Popen[str], temp_dir: Path) -> str:
+    assert process.stdout is not None
+    with _bounded(process, START_S):
+        answer = process.stdout.readline().strip()
+    assert answer, f"no cluster: {(temp_dir / LOG).read_text()}"
+    return answer
 
 
 def run_script(
@@ -113,14 +161,14 @@ def run_script(
     """Run `tests.switch_on.<name>` to its end, in a session and process group of its own.
 
     Args:
-        name: `train` or `own_entry`.
-        out: Output folder of the training.
+        name: `train`, `own_entry` or `rig_run`.
+        out: Output folder of the training; there already if this is not its first start.
         model: Folder of the model.
         arguments: Dotlist overrides and options of the script.
         act: Called with the process in a thread, once it has started.
         variables: Further environment variables.
     """
-    out.mkdir()
+    out.mkdir(exist_ok=True)
     command = [sys.executable, "-m", f"tests.switch_on.{name}", "--model", str(model), "--out", str(out), *arguments]
     process = subprocess.Popen(
         command,

@@ -42,6 +42,7 @@ def _write_down(trainer: Any) -> None:
         "own_hook_ran": os.environ.get("OWN_HOOK_RAN") == "yes",
         "nccl_debug": os.environ.get("NCCL_DEBUG"),
         "rows": len(trainer.train_dataset),
+        "node": ray.get_runtime_context().get_node_id(),
     }
     Path(trainer.config.trainer.default_local_dir, RECORD).write_text(json.dumps(record))
 
