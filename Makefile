@@ -97,7 +97,7 @@ $(ORLHF)/.installed: pyproject.toml constraints-openrlhf.txt
 	@echo "==> creating $(ORLHF) from pinned versions (Python 3.11; 1 to 3 minutes, 2 GB, once)"
 	@test -x $(ORLHF)/bin/python || { python="$$(scripts/find_python.sh 3.11)" && "$$python" -m venv $(ORLHF); }
 	@$(ORLHF_PIP) torch==2.13.0 # by its version first: a range would take a newer build for GPUs
-	@$(ORLHF_PIP) 'ray[default]' torchdata transformers datasets accelerate peft aiohttp pylatexenc pytest pytest-timeout -e .
+	@$(ORLHF_PIP) 'ray[default]' torchdata transformers datasets accelerate peft aiohttp pillow pylatexenc pytest pytest-timeout -e .
 	@$(ORLHF_PIP) --no-deps openrlhf==0.11.2
 	@touch $@
 
