@@ -30,6 +30,7 @@ def assert_figures(name: str, figures: list[Figure]) -> None:
     assert all(math.isfinite(figure.value) for figure in figures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in bench.MEASUREMENTS if name != REAL_RUN])
 def test_measurement_runs_in_its_quick_form(name: str, tmp_path: Path) -> None:
     """A change of the package that breaks a measurement fails here."""
@@ -44,6 +45,7 @@ def test_real_run_is_measured(tmp_path: Path) -> None:
     assert_figures(REAL_RUN, importlib.import_module(f"bench.{REAL_RUN}").measure(tmp_path / "files", quick=True))
 
 
+@pytest.mark.slow
 def test_command_writes_figures_and_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One measurement, in a process of its own; its folder is gone."""
     room, found, page = tmp_path / "room", tmp_path / "figures.json", tmp_path / "tables.md"

@@ -70,6 +70,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return Scenario(run, AgentPlan(rank=dict.fromkeys(slow, 1)), deaths, restarts)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @profile(
     max_examples=EXAMPLES,
