@@ -7,6 +7,7 @@ checkpoint is saved several times, with the extension and without, in turns.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -20,7 +21,8 @@ from bench.timing import median
 NAME = "blocking"
 TITLE = "blocking time of a save, in a real run"
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+REPOSITORY = Path(__file__).resolve().parents[1]
+EXAMPLES = REPOSITORY / "examples"
 PATIENCE_S = 420.0
 
 
@@ -55,6 +57,7 @@ def timed_saves(folder: Path, *, rounds: int) -> dict[str, list[float]]:
     found = folder / "seconds.json"
     ray_dir = Path(tempfile.mkdtemp(prefix="agl-bench-", dir="/tmp"))  # a socket's path may have 107 characters
     env = child_environment(folder, ray_dir) | {FILE_VARIABLE: str(found), ROUNDS_VARIABLE: str(rounds)}
+    env["PYTHONPATH"] += os.pathsep + str(REPOSITORY)  # Ray's workers import the hook that measures
     give_up_at = time.monotonic() + PATIENCE_S
     try:
         with Processes() as processes:
