@@ -118,6 +118,8 @@ class Processes:
         while left := self.living():
             _signal(left, signal.SIGKILL)
             time.sleep(0.1)
+        for process in self._started.values():
+            process.wait()  # one that died after the last look
 
     def _reap(self) -> None:
         """Collect dead children: those started here through their Popen object, adopted orphans by pid."""
