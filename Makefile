@@ -23,7 +23,7 @@ ORLHF_PIP := $(ORLHF)/bin/python -m pip install --quiet --disable-pip-version-ch
 ORLHF_PYTEST := $(ORLHF)/bin/python -m pytest -m openrlhf tests/openrlhf
 
 .DEFAULT_GOAL := help
-.PHONY: help install build demo test test-slow test-faults soak soak-demo test-matrix test-oldest test-openrlhf bench lint types docs format clean
+.PHONY: help install build demo test test-slow test-ray test-faults soak soak-demo test-matrix test-oldest test-openrlhf bench lint types docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,9 +60,13 @@ test: install ## run the default test suite  [ARGS="-k name"]
 	@echo "==> tests (verl and agentlightning as pinned in constraints.txt)"
 	@$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: install ## run the tests that need real Ray or many processes
+test-slow: install ## run the tests that need many processes
 	@echo "==> slow tests"
-	@$(PYTEST) --dist worksteal -m "slow and not faults" $(ARGS)
+	@$(PYTEST) --dist worksteal -m "slow and not faults and not ray" $(ARGS)
+
+test-ray: install ## run the tests that need real Ray, one at a time
+	@echo "==> tests with Ray"
+	@$(BIN)/python -m pytest -m ray $(ARGS)
 
 test-faults: install ## kill, refuse and cut off saves at every system call; needs strace, better as root with xfsprogs
 	@echo "==> fault suite"

@@ -31,6 +31,7 @@ def assert_figures(name: str, figures: list[Figure]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in bench.MEASUREMENTS if name != REAL_RUN])
 def test_measurement_runs_in_its_quick_form(name: str, tmp_path: Path) -> None:
     """A change of the package that breaks a measurement fails here."""
@@ -40,6 +41,8 @@ def test_measurement_runs_in_its_quick_form(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_real_run_is_measured(tmp_path: Path) -> None:
     """Ray, VERL's worker and its save, ours around it; in a process of its own, because it ends all below it."""
     found = tmp_path / "figures.json"

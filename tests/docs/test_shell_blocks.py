@@ -91,6 +91,7 @@ def test_every_make_target_on_any_page_exists_and_is_explained() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.timeout(3600)
 def test_every_block_runs_as_written(tmp_path: Path) -> None:
     """README, then the tutorial, in one clone: what the one leaves there, the other finds."""

@@ -21,7 +21,7 @@ from agl_async_ckpt.exceptions import EXIT_STOPPED  # noqa: E402
 from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME  # noqa: E402
 from tests.switch_on.launch import PLUGIN_VARIABLE, Outcome, run_script, write_model  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # 30 s each on two idle cores
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]  # 30 s each on two idle cores
 
 HOOK = "ray_kwargs.ray_init.runtime_env.worker_process_setup_hook"
 IN_STEP_2, SAVED = "in_step_2", "saved_*"

@@ -16,7 +16,7 @@ require_frameworks()
 from tests.switch_on.launch import OBSERVER, PLUGIN_VARIABLE, Outcome, cluster, run_script, write_model  # noqa: E402
 from tests.switch_on.names import ASK_A_WORKER  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # 10 to 20 s each on two idle cores
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]  # 10 to 20 s each on two idle cores
 
 HOOK = "ray_kwargs.ray_init.runtime_env.worker_process_setup_hook"
 ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"

@@ -24,7 +24,7 @@ from tests.rig.server import AglServer  # noqa: E402
 from tests.switch_on.launch import OBSERVER, PLUGIN_VARIABLE, Outcome, TwoNodes, run_script, two_nodes, write_model  # noqa: E402
 from tests.switch_on.names import STAYING, STAYS_AT, record_of  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # 15 to 50 s each on two idle cores
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]  # 15 to 50 s each on two idle cores
 
 HOOK = "ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=agl_async_ckpt.worker.setup"
 START_S = 400.0
