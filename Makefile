@@ -81,7 +81,7 @@ soak-demo: install ## kill -9 the demo's training KILLS times at random moments,
 test-oldest: install $(OVERLAY)/verl-0.7.1 $(OVERLAY)/agentlightning-1.0.0 ## run what touches a framework on the oldest supported versions
 	@echo "==> tests with verl 0.7.1, agentlightning 1.0.0"
 	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/verl-0.7.1:$(CURDIR)/$(OVERLAY)/agentlightning-1.0.0 \
-		$(PYTEST) -m "not slow" $$(scripts/framework_tests.sh) $(ARGS)
+		$(PYTEST) -m "not slow" -k "not sequential" $$(scripts/framework_tests.sh) $(ARGS)
 
 test-openrlhf: ## run the tests for OpenRLHF in .venv-openrlhf; skipped where there is no Python 3.11
 	@if ! test -x $(ORLHF)/bin/python && ! scripts/find_python.sh 3.11 >/dev/null 2>&1; then \

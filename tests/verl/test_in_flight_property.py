@@ -240,7 +240,7 @@ def test_nothing_in_flight_is_lost_or_trained_twice(server: AglServer, scenario:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@hold(EXAMPLES, max_steps=9)
+@hold(EXAMPLES // 2, max_steps=9)
 def test_nothing_in_flight_is_lost_in_longer_runs(server: AglServer, scenario: Scenario) -> None:
     """The same with more steps, and other examples."""
     check(server, scenario)

@@ -26,7 +26,7 @@ from tests.rig.server import AglServer  # noqa: E402
 from tests.rig.settings import RunSettings  # noqa: E402
 
 MAX_STEPS = 6
-EXAMPLES = int(os.environ.get("RIG_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("RIG_EXAMPLES", "30"))
 
 
 @dataclass(frozen=True)
