@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from tests.rig.double import Double
     from tests.rig.server import AglServer
 
 # Read when tqdm is imported: the trainer's progress bar.
@@ -66,3 +67,19 @@ def server(_agl_server: AglServer) -> AglServer:
     """The real agl-server on a loopback port, empty, with a controller that has seen nothing."""
     _agl_server.reset()
     return _agl_server
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Double]]:
+    """`serve(*answers, port=0)` starts a double of a server; all of them are stopped at the end."""
+    from tests.rig.double import Double
+
+    doubles: list[Double] = []
+
+    def start(*answers: Any, port: int = 0) -> Double:
+        doubles.append(Double(list(answers), port))
+        return doubles[-1]
+
+    yield start
+    for double in doubles:
+        double.stop()

@@ -16,7 +16,7 @@ from agentlightning.client import AgentLightningSyncClient
 
 from agl_async_ckpt.exceptions import ServerError
 from agl_async_ckpt.in_flight import agl_server
-from tests.rig.double import Answer, Double, ok
+from tests.rig.double import Answer, ok
 from tests.rig.server import AglServer
 
 
@@ -28,20 +28,6 @@ def record(rollout_id: str, **changes: Any) -> dict[str, Any]:
         "status": {"state": "running", "created_at": 1.0, "updated_at": 2.0},
         **changes,
     }
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Double]]:
-    """Starts a double; all of them are stopped at the end."""
-    doubles: list[Double] = []
-
-    def start(*answers: Answer, port: int = 0) -> Double:
-        doubles.append(Double(list(answers), port))
-        return doubles[-1]
-
-    yield start
-    for double in doubles:
-        double.stop()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from agl_async_ckpt.in_flight.carry_over import REPLACES_KEY, RUN_ID_KEY, InFlig
 from agl_async_ckpt.in_flight.patience import PASSING_STATUS, Patience, PatientClient
 from agl_async_ckpt.in_flight.tagging_client import TaggingClient
 from agl_async_ckpt.state import FinishedRollout
-from tests.rig.double import Double, ok
+from tests.rig.double import ok
 from tests.rig.server import AglServer
 
 
@@ -55,20 +55,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
     return clock
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Double]]:
-    """Starts a double; all of them are stopped at the end."""
-    doubles: list[Double] = []
-
-    def start(*answers: Any, port: int = 0) -> Double:
-        doubles.append(Double(list(answers), port))
-        return doubles[-1]
-
-    yield start
-    for double in doubles:
-        double.stop()
 
 
 @pytest.fixture

@@ -225,6 +225,10 @@ class InFlight:
             tagged.append({**request, "metadata": {**metadata, RUN_ID_KEY: self.run_id}})
         return tagged
 
+    def owns(self, record: Mapping[str, Any]) -> bool:
+        """Whether a rollout of the server was created by this run: by the tag of `outgoing`."""
+        return (record.get("metadata") or {}).get(RUN_ID_KEY) == self.run_id
+
     def rename(self, old_id: str, new_id: str) -> None:
         """Note that a rollout was not created under one id, as far as can be seen, but under another."""
         self.tracked[new_id] = self.tracked.pop(old_id)

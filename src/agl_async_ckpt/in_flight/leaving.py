@@ -16,7 +16,7 @@ import wrapt
 from agl_async_ckpt import capture
 from agl_async_ckpt.exceptions import ServerError
 from agl_async_ckpt.in_flight import agl_server
-from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY, InFlight
+from agl_async_ckpt.in_flight.carry_over import InFlight
 from agl_async_ckpt.in_flight.kept_events import is_answer, measured
 
 log = logging.getLogger(__name__)
@@ -77,8 +77,7 @@ def delete_rollouts(trainer: Any, in_flight: InFlight, *, reclaim: bool) -> None
         ours = [
             rollout_id
             for rollout_id, record in agl_server.list_rollouts(client).items()
-            if (record.get("metadata") or {}).get(RUN_ID_KEY) == in_flight.run_id
-            and (reclaim or rollout_id in waited_for)
+            if in_flight.owns(record) and (reclaim or rollout_id in waited_for)
         ]
         agl_server.delete_rollouts(client, ours)
         log.info("Removed %d rollouts of this run from the server; a resume creates again what it needs.", len(ours))

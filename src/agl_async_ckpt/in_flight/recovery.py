@@ -17,7 +17,7 @@ from typing import Any
 
 from agl_async_ckpt import capture
 from agl_async_ckpt.in_flight import agl_server
-from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY, InFlight, Tracked
+from agl_async_ckpt.in_flight.carry_over import InFlight, Tracked
 from agl_async_ckpt.in_flight.settle import Policy, servable
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def mark_lost(
 
 def is_new_server(in_flight: InFlight, records: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether the server holds no rollout of this run: then its clock may be another one, too."""
-    return not any((record.get("metadata") or {}).get(RUN_ID_KEY) == in_flight.run_id for record in records.values())
+    return not any(in_flight.owns(record) for record in records.values())
 
 
 def recover(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agl_async_ckpt.in_flight import agl_server
-from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY, InFlight
+from agl_async_ckpt.in_flight.carry_over import InFlight
 from agl_async_ckpt.in_flight.kept_events import has_reward
 from agl_async_ckpt.in_flight.liveness import Span, within_one_life
 from agl_async_ckpt.state import FinishedRollout
@@ -135,8 +135,4 @@ def reclaimable(
     if not policy.reclaim:
         return []
     kept = {item.rollout_id for item in items} - in_flight.to_create
-    return [
-        rollout_id
-        for rollout_id, record in records.items()
-        if rollout_id not in kept and (record.get("metadata") or {}).get(RUN_ID_KEY) == in_flight.run_id
-    ]
+    return [rollout_id for rollout_id, record in records.items() if rollout_id not in kept and in_flight.owns(record)]
