@@ -107,23 +107,25 @@ def _state(groups: list[Any]) -> Any:
 def _group(index: int, task: dict[str, Any], *, finished: int = 0, per_turn: int = 0) -> Any:
     from agl_async_ckpt.state import InFlightRollout, PromptGroup
 
+    rng = random.Random(index)  # ids and times hardly compress: they are as random as real ones
+    data_id = rng.randbytes(16).hex()
     rollouts: list[Any] = []
     for sibling in range(N):
-        rollout_id = f"{index:028x}{sibling:04x}"
+        rollout_id = rng.randbytes(16).hex()
         enqueued = {
-            "data_id": f"group-{index}",
+            "data_id": data_id,
             "rollout_id": rollout_id,
             "step": 1,
             "sample_idx_in_step": index,
-            "enqueue_time": 1.75e9 + index,
+            "enqueue_time": 1.75e9 + rng.uniform(0, 1e5),
             "input": dict(task),
-            "running_at": None,
+            "running_at": 1.75e9 + rng.uniform(0, 1e5),
             "finished_at": None,
         }
         request = {"input": dict(task), "is_train": True, "config": None, "metadata": {}}
         kept = _finished(rollout_id, task, per_turn) if sibling < finished else None
         rollouts.append(InFlightRollout(enqueued, request, kept))
-    return PromptGroup(f"group-{index}", tuple(rollouts))
+    return PromptGroup(data_id, tuple(rollouts))
 
 
 def _finished(rollout_id: str, task: dict[str, Any], per_turn: int) -> Any:

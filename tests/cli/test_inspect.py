@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from agl_async_ckpt.cli.inspect import _ranges
-from agl_async_ckpt.storage.container import read_trailer
+from agl_async_ckpt.storage.container import FORMAT_VERSION, read_trailer
 from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME
 from tests.cli.conftest import Cli
 from tests.cli.folders import begin_run, flip, plain_save, save_step
@@ -55,7 +55,7 @@ def test_json_has_exactly_the_documented_keys(cli: Cli, out: Path) -> None:
         "bytes": file.stat().st_size,
         "saved_at": read_trailer(file).saved_at,
         "run_id": "run-1",
-        "format_version": 1,
+        "format_version": FORMAT_VERSION,
     }
     assert [(row["step"], row["selected"]) for row in rows] == [(2, False), (4, False), (6, True)]
 

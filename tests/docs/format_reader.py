@@ -100,6 +100,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     payload["fingerprint"] = {name: decode(facts, shared) for name, facts in payload["fingerprint"].items()}
     batch = payload["buffered_batch"]
     payload["buffered_batch"] = batch and {name: decode(column, shared) for name, column in batch.items()}
+    if payload["format_version"] > 1:
+        payload["carry_over"] = _tree(payload["carry_over"])
     for group in payload["carry_over"]:
         for rollout in group["rollouts"]:
             for part in ("enqueued", "request"):
@@ -112,6 +114,23 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _fields(plain: Any, shared: Any) -> dict[str, Any]:
     return {name: decode(value, shared) for name, value in plain.items()}
+
+
+def _tree(packed: Any) -> Any:
+    """Text in which bytes and tensors are put back."""
+    text = zlib.decompress(_blob(packed["zlib"]))
+    assert len(text) == packed["size"]
+    left = list(range(len(packed["blobs"])))
+
+    def put_back(found: Any) -> Any:
+        if found.get("$type") != "blob":
+            return found
+        left.remove(found["index"])
+        return packed["blobs"][found["index"]]
+
+    tree = json.loads(text.decode("utf-8", "surrogatepass"), object_hook=put_back)
+    assert not left
+    return tree
 
 
 def _events(plain: Any) -> Any:

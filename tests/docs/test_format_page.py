@@ -23,6 +23,7 @@ import torch
 from agl_async_ckpt import exceptions
 from agl_async_ckpt.codec import arrays, decode
 from agl_async_ckpt.codec.input_state import encode_state
+from agl_async_ckpt.codec.packed_json import unpack_tree
 from agl_async_ckpt.ledger.entry import End, Start, Step
 from agl_async_ckpt.state import Fingerprint, FinishedRollout, InFlightRollout, InputState, PromptGroup, RngState
 from agl_async_ckpt.storage import layout, pickle_check, trailer
@@ -81,9 +82,9 @@ def test_example_on_the_page_is_the_end_of_the_golden_file() -> None:
     """Byte by byte."""
     (shown,) = [block for block in blocks(DOCS / "format.md", "text") if block.code.startswith("50 4b")]
     record, text = shown.code.splitlines()
-    data = (GOLDEN / "input_state_v1_numpy1.pt").read_bytes()
+    data = (GOLDEN / "input_state_v2_numpy1.pt").read_bytes()
     assert data.endswith(bytes.fromhex(record) + text.encode())
-    assert f"input_state_v1_numpy1.pt`, {len(data)} bytes" in PAGE
+    assert f"input_state_v2_numpy1.pt`, {len(data)} bytes" in PAGE
     assert f"trailer of {len(text)} bytes (0x{len(text):04x})" in PAGE
 
 
@@ -99,7 +100,8 @@ def test_payload_table_lists_the_keys_that_are_written() -> None:
     """And those of a rollout."""
     payload = encode_state(sample_state())
     assert set(listed(PARTS["Payload"], "key", "value")) == set(payload)
-    rollout = payload["carry_over"][0]["rollouts"][1]
+    assert all(f'"{key}"' in PARTS["Payload"] for key in payload["carry_over"])
+    rollout = unpack_tree(payload["carry_over"])[0]["rollouts"][1]
     for key in (*rollout, *rollout["finished"], *rollout["finished"]["raw_events"]):
         assert f'"{key}"' in PARTS["Payload"]
 
@@ -267,8 +269,8 @@ MALFORMED: list[tuple[int, str, str, Callable[[bytes], bytes | None]]] = [
     (7, "damaged", "a key stands twice", with_text(b'"epoch"', b'"epoch":1,"epoch"')),
     (7, "damaged", "NaN is not allowed", with_fields(saved_at=float("nan"))),
     (7, "damaged", "a number is too long", with_text(b'"epoch":1', b'"epoch":100000000000000000001')),
-    (8, "unsupported", "of format version 2", with_fields(format_version=2)),
-    (8, "unsupported", "of format version 2", with_fields(format_version=2, num_zip_bytes=22)),
+    (8, "unsupported", "of format version 3", with_fields(format_version=3)),
+    (8, "unsupported", "of format version 3", with_fields(format_version=3, num_zip_bytes=22)),
     (9, "damaged", "epoch must be", with_fields(epoch=0)),
     (9, "damaged", "global_step must be", with_fields(global_step=True)),
     (9, "damaged", "run_id is missing", with_fields(run_id=...)),
@@ -324,6 +326,6 @@ def test_every_rule_of_the_page_is_broken_by_a_file() -> None:
 
 def test_unspoilt_file_is_read() -> None:
     """What spoils a file above starts from a sound one: put together anew without a change, it loads."""
-    data = (GOLDEN / "input_state_v1_numpy1.pt").read_bytes()
+    data = (GOLDEN / "input_state_v2_numpy1.pt").read_bytes()
     zip_bytes, fields = parts_of(data)
     assert sealed(zip_bytes, fields) == data

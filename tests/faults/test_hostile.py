@@ -21,6 +21,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from agl_async_ckpt.codec.input_state import encode_state  # noqa: E402
+from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree  # noqa: E402
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError  # noqa: E402
 from agl_async_ckpt.storage import commit, writer  # noqa: E402
 from agl_async_ckpt.storage.commit import FILE_NAME, load_state  # noqa: E402
@@ -219,16 +220,31 @@ def payloads() -> dict[str, dict[str, Any]]:
 
     def events(size: Any) -> dict[str, Any]:
         changed = encode_state(sample_state())
-        rollouts = [rollout for group in changed["carry_over"] for rollout in group["rollouts"]]
+        tree = unpack_tree(changed["carry_over"])
+        rollouts = [rollout for group in tree for rollout in group["rollouts"]]
         finished = next(rollout["finished"] for rollout in rollouts if rollout["finished"])
         finished["raw_events"] = {"tuple": False, "size": size, "zlib": blob}
-        return changed
+        return {**changed, "carry_over": pack_tree(tree)}
+
+    def groups(text: bytes, *, size: Any = None, blobs: Any = ()) -> dict[str, Any]:
+        content = torch.frombuffer(bytearray(zlib.compress(text, 9)), dtype=torch.uint8)
+        packed = {"zlib": content, "size": len(text) if size is None else size, "blobs": blobs}
+        return {**base, "carry_over": packed}
 
     return {
         "events of size -1": events(-1),
         "events of size 0": events(0),
         "events of a small size": events(1000),
         "events of a text size": events("1"),
+        "groups of size -1": groups(b"[]", size=-1),
+        "groups of a small size": groups(b"[" + b"0," * 30_000_000 + b"0]", size=1000),
+        "groups nested without end": groups(b"[" * 1_000_000),
+        "groups that are no list": groups(b"{}"),
+        "groups that are no text": groups(b"[\xff]"),
+        "blob in two places": groups(b'[{"$type":"blob","index":0},{"$type":"blob","index":0}]', blobs=[b"x"]),
+        "blob in no place": groups(b"[]", blobs=[b"x"]),
+        "blob that is not there": groups(b'[{"$type":"blob","index":1}]', blobs=[b"x"]),
+        "blobs that are no list": groups(b"[]", blobs={"0": b"x"}),
         "array of any size": {**base, "loader_state": {"$type": "array", **array(shape=[HUGE], dtype="<f8")}},
         "array of large items": {**base, "loader_state": {"$type": "array", **array(shape=[1], dtype="|V2000000000")}},
         "array of objects": {**base, "loader_state": {"$type": "array", **array(shape=[1], dtype="|O")}},

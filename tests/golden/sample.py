@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from agl_async_ckpt.codec.events import PackedEvents
 from agl_async_ckpt.state import Fingerprint, FinishedRollout, InFlightRollout, InputState, PromptGroup, RngState
 
 GOLDEN = Path(__file__).parent
@@ -130,6 +131,7 @@ def small_state(step: int = 3, **changes: Any) -> InputState:
 
 def assert_same(found: Any, wanted: Any, where: str = "value") -> None:
     """Assert equality in value, type, dtype, shape, key order and sign of zero, with NaN equal to NaN."""
+    found, wanted = (item.unpack() if isinstance(item, PackedEvents) else item for item in (found, wanted))
     assert type(found) is type(wanted), f"{where}: {type(found)} for {type(wanted)}"
     if is_dataclass(wanted) and not isinstance(wanted, type):
         for field in fields(wanted):

@@ -19,6 +19,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 from agl_async_ckpt.codec import input_state as state_codec  # noqa: E402
+from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree  # noqa: E402
 from agl_async_ckpt.exceptions import (  # noqa: E402
     CheckpointNotFoundError,
     DamagedStateError,
@@ -133,12 +134,12 @@ def test_older_version_is_brought_up_to_date(step_dir: Path, monkeypatch: pytest
     """C26: the version switch runs each upgrade in turn, on a file of an older version."""
     path = commit_state(small_state(), step_dir)
     for module in (trailer, state_codec):
-        monkeypatch.setattr(module, "FORMAT_VERSION", 3)
-    monkeypatch.setitem(state_codec._UPGRADES, 1, lambda old: {**old, "run": old["run_id"]})
-    monkeypatch.setitem(state_codec._UPGRADES, 2, lambda old: {**old, "loader_state": {"run": old["run"]}})
+        monkeypatch.setattr(module, "FORMAT_VERSION", 4)
+    monkeypatch.setitem(state_codec._UPGRADES, 2, lambda old: {**old, "run": old["run_id"]})
+    monkeypatch.setitem(state_codec._UPGRADES, 3, lambda old: {**old, "loader_state": {"run": old["run"]}})
     assert load_state(path).loader_state == {"run": "run-1"}
-    monkeypatch.delitem(state_codec._UPGRADES, 2)
-    with pytest.raises(DamagedStateError, match="no format version 2"):
+    monkeypatch.delitem(state_codec._UPGRADES, 3)
+    with pytest.raises(DamagedStateError, match="no format version 3"):
         load_state(path)
 
 
@@ -146,13 +147,13 @@ def test_newer_version_is_refused_by_both_numbers(step_dir: Path, monkeypatch: p
     """C26: a file from a newer package, and a payload that says so itself."""
     with monkeypatch.context() as patch:
         for module in (trailer, state_codec, storage):
-            patch.setattr(module, "FORMAT_VERSION", 2)
+            patch.setattr(module, "FORMAT_VERSION", 3)
         path = commit_state(small_state(), step_dir)
-    with pytest.raises(UnsupportedVersionError, match=r"(?s)global_step_3.*version 2.*version 1"):
+    with pytest.raises(UnsupportedVersionError, match=r"(?s)global_step_3.*version 3.*version 2"):
         load_state(path)
     payload = state_codec.encode_state(small_state())
-    publish_payload(path, {**payload, "format_version": 2})
-    with pytest.raises(UnsupportedVersionError, match=r"(?s)global_step_3.*version 2.*version 1"):
+    publish_payload(path, {**payload, "format_version": 3})
+    with pytest.raises(UnsupportedVersionError, match=r"(?s)global_step_3.*version 3.*version 2"):
         load_state(path)
 
 
@@ -161,8 +162,10 @@ def test_unknown_extra_keys_are_ignored(step_dir: Path) -> None:
     payload = state_codec.encode_state(sample_state())
     payload["novelty"] = [1]
     payload["fingerprint"]["novelty"] = {"a": torch.ones(1)}
-    payload["carry_over"][0]["novelty"] = {"a": torch.ones(1)}
-    payload["carry_over"][0]["rollouts"][1]["finished"]["novelty"] = None
+    tree = unpack_tree(payload["carry_over"])
+    tree[0]["novelty"] = {"a": torch.ones(1)}
+    tree[0]["rollouts"][1]["finished"]["novelty"] = None
+    payload["carry_over"] = {**pack_tree(tree), "novelty": 1}
     assert_same(state_codec.decode_state(payload), sample_state())
 
 

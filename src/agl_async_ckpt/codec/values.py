@@ -76,7 +76,7 @@ def encode_value(value: Any, where: str) -> Plain:
     Raises:
         UnencodableValueError: `value` holds something that would not come back exactly.
     """
-    return _run(_Encoder(copy=True), value, where)
+    return _run(_COPYING, value, where)
 
 
 def encode_batch(batch: Mapping[str, Any], *, lend: bool = False) -> dict[str, Plain]:
@@ -244,6 +244,9 @@ class _Encoder:
             return None
         packed = pack_tensor(tensor, self._lender)
         return packed if isinstance(packed, torch.Tensor) else {TAG: "tensor", **packed}
+
+
+_COPYING = _Encoder(copy=True)
 
 
 def _date(value: dt.date) -> list[int]:

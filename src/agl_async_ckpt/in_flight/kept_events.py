@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from agl_async_ckpt.codec.events import PackedEvents
 from agl_async_ckpt.state import FinishedRollout
 
 REWARD = "reward"
@@ -25,20 +26,25 @@ def measured(rollout: Any, raw_events: list[Any], triplet_events: list[Any]) -> 
     """
     finished = FinishedRollout(
         record=rollout.model_dump(mode="json"),
-        raw_events=tuple(event.model_dump(mode="json") for event in raw_events),
-        triplet_events=tuple(event.model_dump(mode="json") for event in triplet_events),
+        raw_events=_packed(raw_events),
+        triplet_events=_packed(triplet_events),
     )
     return finished, json_bytes(finished)
 
 
+def _packed(events: list[Any]) -> PackedEvents:
+    return PackedEvents.pack(tuple(event.model_dump(mode="json") for event in events))
+
+
 def json_bytes(finished: FinishedRollout) -> int:
     """Size of a kept rollout as JSON, bytes."""
-    return len(json.dumps([finished.record, finished.raw_events, finished.triplet_events]))
+    packed = map(PackedEvents.pack, (finished.raw_events, finished.triplet_events))
+    return len(json.dumps(finished.record)) + sum(events.num_bytes for events in packed)
 
 
 def has_reward(finished: FinishedRollout) -> bool:
     """Whether a reward is among the kept events; an agent may post it after its rollout has ended."""
-    return any(event["event_type"] == REWARD for event in finished.raw_events)
+    return REWARD in PackedEvents.pack(finished.raw_events).event_types
 
 
 def is_answer(model_request: Mapping[str, Any]) -> bool:
@@ -83,6 +89,6 @@ def with_events(finished: FinishedRollout, event: Any) -> FinishedRollout:
         trimmed = {**raw, "data": kept}
     return replace(
         finished,
-        raw_events=(*finished.raw_events, raw),
-        triplet_events=(*finished.triplet_events, trimmed),
+        raw_events=PackedEvents.pack(finished.raw_events).with_event(raw),
+        triplet_events=PackedEvents.pack(finished.triplet_events).with_event(trimmed),
     )

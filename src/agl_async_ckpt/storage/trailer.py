@@ -13,7 +13,7 @@ from typing import Any, cast
 from agl_async_ckpt.exceptions import DamagedStateError, UnsupportedVersionError
 
 FORMAT_NAME = "agl-async-ckpt input state"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_TRAILER_BYTES = 16 * 1024
 BLANK_DIGEST = "0" * 64
 DIGEST_END = b'"}'

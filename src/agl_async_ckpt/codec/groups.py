@@ -1,0 +1,134 @@
+"""Prompt groups in flight <-> plain values, with everything that repeats stored once.
+
+The siblings of a prompt group carry the same input, config and metadata several times over: each distinct one is stored
+once under its digest. What is left, a few ids and times for each of thousands of rollouts, goes in as one compressed
+JSON text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from agl_async_ckpt.codec.events import PackedEvents, decode_events
+from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree
+from agl_async_ckpt.codec.values import TAG, Plain, decode_value, encode_value
+from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup
+
+# A field that is named like the tag, too: no dict of the tree may look like one that stands for a blob.
+_SHARED_FIELDS = frozenset({"input", "config", "metadata", TAG})
+
+
+def encode_groups(groups: Sequence[PromptGroup]) -> tuple[dict[str, Plain], dict[str, Plain]]:
+    """Encode prompt groups.
+
+    Returns:
+        The packed groups, and digest -> encoded value of what they share.
+
+    Raises:
+        UnencodableValueError: A value that would not come back exactly, by rollout and field.
+    """
+    shared = _SharedValues()
+    return pack_tree([_encode_group(group, shared) for group in groups]), shared.values
+
+
+def decode_groups(packed: dict[str, Plain], shared: Mapping[str, Plain]) -> tuple[PromptGroup, ...]:
+    """Rebuild the prompt groups; no two rollouts share a value.
+
+    Raises:
+        ValueError, TypeError, KeyError, RecursionError, zlib.error: Not what `encode_groups` returned.
+    """
+    return tuple(_decode_group(group, shared) for group in unpack_tree(packed))
+
+
+class _SharedValues:
+    """Values stored once, by digest."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Plain] = {}
+        self._seen: dict[int, tuple[Any, Plain]] = {}
+
+    def put(self, value: Any, where: str) -> Plain:
+        # Siblings may share one object; it is kept here so that its id stays its own.
+        if id(value) in self._seen:
+            return self._seen[id(value)][1]
+        encoded = encode_value(value, where)
+        digest = _digest(encoded)
+        self.values.setdefault(digest, encoded)
+        reference = {TAG: "shared", "digest": digest}
+        self._seen[id(value)] = value, reference
+        return reference
+
+
+def _digest(encoded: Plain) -> str:
+    """Digest of an encoded value; tells 1 from 1.0 and True, and keeps the order of keys."""
+    return hashlib.sha256(_digest_text(encoded).encode()).hexdigest()
+
+
+def _digest_leaf(leaf: bytes | torch.Tensor) -> Plain:
+    if isinstance(leaf, bytes):
+        return {TAG: "leaf", "sha256": hashlib.sha256(leaf).hexdigest()}
+    data = leaf.reshape(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b""  # pyright: ignore[reportUnknownMemberType]
+    return {TAG: "leaf", "of": [str(leaf.dtype), list(leaf.shape)], "sha256": hashlib.sha256(data).hexdigest()}
+
+
+_digest_text = json.JSONEncoder(default=_digest_leaf, separators=(",", ":"), check_circular=False).encode
+
+
+def _encode_group(group: PromptGroup, shared: _SharedValues) -> Plain:
+    rollouts: list[Plain] = []
+    for rollout in group.rollouts:
+        where = f"in-flight rollout {rollout.enqueued.get('rollout_id')}"
+        rollouts.append(
+            {
+                "enqueued": _encode_fields(rollout.enqueued, shared, where),
+                "request": None if rollout.request is None else _encode_fields(rollout.request, shared, where),
+                "finished": None if rollout.finished is None else _encode_finished(rollout.finished, shared, where),
+            }
+        )
+    return {"data_id": group.data_id, "rollouts": rollouts}
+
+
+def _encode_fields(fields: Mapping[str, Any], shared: _SharedValues, where: str) -> Plain:
+    return {
+        key: shared.put(value, f"{where}, {key}") if key in _SHARED_FIELDS else encode_value(value, f"{where}, {key}")
+        for key, value in fields.items()
+    }
+
+
+def _encode_finished(finished: FinishedRollout, shared: _SharedValues, where: str) -> Plain:
+    where_events = f"{where}, events"
+    return {
+        "record": _encode_fields(finished.record, shared, where),
+        "raw_events": PackedEvents.pack(finished.raw_events, where_events).encode(),
+        "triplet_events": PackedEvents.pack(finished.triplet_events, where_events).encode(),
+    }
+
+
+def _decode_group(group: Plain, shared: Mapping[str, Plain]) -> PromptGroup:
+    return PromptGroup(group["data_id"], tuple(_decode_rollout(rollout, shared) for rollout in group["rollouts"]))
+
+
+def _decode_rollout(rollout: Plain, shared: Mapping[str, Plain]) -> InFlightRollout:
+    request, finished = rollout["request"], rollout["finished"]
+    return InFlightRollout(
+        enqueued=_decode_fields(rollout["enqueued"], shared),
+        request=None if request is None else _decode_fields(request, shared),
+        finished=None if finished is None else _decode_finished(finished, shared),
+    )
+
+
+def _decode_fields(fields: Plain, shared: Mapping[str, Plain]) -> dict[str, Any]:
+    return {key: decode_value(value, shared) for key, value in fields.items()}
+
+
+def _decode_finished(finished: Plain, shared: Mapping[str, Plain]) -> FinishedRollout:
+    return FinishedRollout(
+        record=_decode_fields(finished["record"], shared),
+        raw_events=decode_events(finished["raw_events"]),
+        triplet_events=decode_events(finished["triplet_events"]),
+    )

@@ -1,0 +1,72 @@
+"""Events that are kept compressed read as the list or tuple that was packed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from agl_async_ckpt.codec.events import PackedEvents, decode_events
+from tests.golden.sample import assert_same
+
+EVENTS: list[Any] = [
+    {"event_type": "model_request", "data": {"ids": [1, 2, 3], "log_probs": [-0.0, math.inf, 0.1]}},
+    {"event_type": "note", "data": {"text": "a\ud800b\u2028", "none": None, "one": 1, "true": True, "float": 1.0}},
+]
+REWARD: Any = {"event_type": "reward", "data": {"value": 0.5}}
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_packed_events_read_as_what_was_packed(kind: Any) -> None:
+    """As a sequence, as a whole, and from a payload."""
+    packed = PackedEvents.pack(kind(EVENTS))
+    assert_same(packed.unpack(), kind(EVENTS))
+    assert_same(decode_events(packed.encode()).unpack(), kind(EVENTS))
+    assert packed == kind(EVENTS)
+    assert packed != kind(EVENTS[:1])
+    assert [len(packed), packed[1], *packed] == [2, EVENTS[1], *EVENTS]
+    assert PackedEvents.pack(packed) is packed
+
+
+def test_each_look_returns_values_of_its_own() -> None:
+    """Whoever changes an event in place changes no checkpoint."""
+    packed = PackedEvents.pack(tuple(EVENTS))
+    packed[0]["data"]["ids"].append(4)  # type: ignore[index]
+    assert packed[0]["data"]["ids"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_event_that_came_later_is_one_of_them(kind: Any) -> None:
+    """In memory and in a payload, and not in the copy from before."""
+    before = PackedEvents.pack(kind(EVENTS))
+    after = before.with_event(REWARD)
+    assert_same(after.unpack(), kind([*EVENTS, REWARD]))
+    assert_same(decode_events(after.encode()).unpack(), kind([*EVENTS, REWARD]))
+    assert_same(before.unpack(), kind(EVENTS))
+    assert after == PackedEvents.pack(kind([*EVENTS, REWARD]))
+
+
+def test_size_and_types_are_known_without_a_look() -> None:
+    """Of those that were packed, came later, or came from a payload."""
+    packed = PackedEvents.pack(tuple(EVENTS)).with_event(REWARD)
+    whole = PackedEvents.pack(packed.unpack())
+    for events in (packed, whole, decode_events(packed.encode())):
+        assert events.event_types == {"model_request", "note", "reward"}
+        assert events.num_bytes == whole.num_bytes
+    assert PackedEvents.pack(()).event_types == frozenset()
+
+
+def test_payload_of_something_else_is_refused() -> None:
+    """A text that is JSON but no list."""
+    plain = PackedEvents.pack(()).encode()
+    with pytest.raises(TypeError, match="no list"):
+        decode_events({**plain, **_compressed('{"a":1}')})
+
+
+def _compressed(text: str) -> dict[str, Any]:
+    import zlib
+
+    return {"zlib": zlib.compress(text.encode()), "size": len(text)}
