@@ -96,7 +96,9 @@ def test_similar_inputs_are_not_taken_for_equal() -> None:
 def test_input_that_looks_like_a_reference_comes_back() -> None:
     """The tag of the format is no reserved word for users, anywhere."""
     value = {"$type": "shared", "digest": "0" * 64}
-    state = state_of(InFlightRollout({**enqueued(0, value), "$type": value}, {"input": value, "$type": "blob"}))
+    blob = {"$type": "blob", "index": 0}
+    fields = {**enqueued(0, value), "$type": value}
+    state = state_of(finished([blob]), InFlightRollout(fields, {"input": value, **blob}), InFlightRollout(blob, blob))
     state = dataclasses.replace(state, buffered_batch={"$type": [value]}, loader_state={"$type": value, "x": value})
     assert_same(round_trip(state), state)
 
