@@ -87,7 +87,7 @@ def _at_scale(folder: Path, num_groups: int, num_tokens: int) -> list[Figure]:
 
 
 def _save_groups(target: Path, num_groups: int, per_turn: int) -> tuple[int, float]:
-    """Peak memory and time; the state, gigabytes of Python objects, is gone before a load makes it again."""
+    """Peak memory and time."""
     from agl_async_ckpt.storage.commit import commit_state
 
     groups = [
@@ -129,10 +129,11 @@ def _group(index: int, task: dict[str, Any], *, finished: int = 0, per_turn: int
 
 
 def _finished(rollout_id: str, task: dict[str, Any], per_turn: int) -> Any:
-    """Record and events of a finished rollout, the triplet form made by agl-server's own function."""
+    """Record and events of a finished rollout as they are kept, the triplet form made by agl-server's own function."""
     from agentlightning.schemas import Event
     from agentlightning.server.routes.events import _to_triplet_format
 
+    from agl_async_ckpt.codec.events import PackedEvents
     from agl_async_ckpt.state import FinishedRollout
 
     rng = random.Random(rollout_id)
@@ -156,8 +157,8 @@ def _finished(rollout_id: str, task: dict[str, Any], per_turn: int) -> Any:
     }
     return FinishedRollout(
         record,
-        tuple(event.model_dump(mode="json") for event in raw),
-        tuple(_to_triplet_format(event).model_dump(mode="json") for event in raw),
+        PackedEvents.pack(tuple(event.model_dump(mode="json") for event in raw)),
+        PackedEvents.pack(tuple(_to_triplet_format(event).model_dump(mode="json") for event in raw)),
     )
 
 

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from agl_async_ckpt import capture
@@ -27,6 +28,8 @@ RUN_ID_KEY = "agl_async_ckpt_run_id"
 REPLACES_KEY = "replaces"
 REQUEST_KEYS = ("input", "is_train", "config", "metadata")
 
+_ROLLOUT_ID = attrgetter("rollout_id")
+
 
 @dataclass(slots=True)
 class Tracked:
@@ -34,6 +37,7 @@ class Tracked:
 
     Attributes:
         request: As it was posted, without an id or our tags; `config` is None where hooks left the default alone.
+            Siblings share it, and nothing changes it.
         finished: Record and events, once it has ended and they are to be kept.
         finished_bytes: Size of the kept events as JSON.
         replaces: Id of the checkpoint that a creation must name.
@@ -137,8 +141,7 @@ class InFlight:
 
     def forget_trained(self, enqueued: Iterable[Any]) -> None:
         """Drop what is known of rollouts that are no longer in flight, so that memory does not grow with the steps."""
-        in_flight = {item.rollout_id for item in self.members(enqueued)}
-        for rollout_id in [known for known in self.tracked if known not in in_flight]:
+        for rollout_id in self.tracked.keys() - set(map(_ROLLOUT_ID, self.members(enqueued))):
             del self.tracked[rollout_id]
 
     def restore(self, groups: Iterable[PromptGroup], *, group_size: int) -> None:
@@ -208,22 +211,26 @@ class InFlight:
         The tag is added here and not by a hook: a hook of ours would make the trainer fetch events per rollout.
         """
         tagged: list[dict[str, Any]] = []
-        written, shared = b"", None
+        written: bytes | None = None
+        noted: dict[str, Any] = {}
         for request in requests:
-            metadata = dict(request.get("metadata") or {})
-            noted = {key: request[key] for key in REQUEST_KEYS if key in request}
-            noted["metadata"] = {key: value for key, value in metadata.items() if key != RUN_ID_KEY}
-            if noted.get("config") == self.default_config:
-                noted["config"] = None  # a later life posts its own default: a corrected image takes effect
-            # Siblings follow each other with one input: noted once, it costs memory and time once. Version 2 of
+            metadata = request.get("metadata") or {}
+            # Siblings follow each other with one request: noted once, it costs memory and time once. Version 2 of
             # marshal tells 1 from True and 1.0, and depends on nothing but the value.
-            value = noted.pop("input", None)
+            value = [metadata, *(request.get(key, ...) for key in REQUEST_KEYS)]
             if written != (written := marshal.dumps(value, 2)):
-                shared = _copied(value)
-            noted = _copied(noted) | ({"input": shared} if "input" in request else {})
+                noted = self._noted(request, metadata)
             self.tracked[request["rollout_id"]] = Tracked(request=noted)
             tagged.append({**request, "metadata": {**metadata, RUN_ID_KEY: self.run_id}})
         return tagged
+
+    def _noted(self, request: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a copy of a request as it is to be posted again."""
+        noted = {key: _copied(request[key]) for key in REQUEST_KEYS if key in request}
+        noted["metadata"] = {key: _copied(value) for key, value in metadata.items() if key != RUN_ID_KEY}
+        if noted.get("config") == self.default_config:
+            noted["config"] = None  # a later life posts its own default: a corrected image takes effect
+        return noted
 
     def owns(self, record: Mapping[str, Any]) -> bool:
         """Whether a rollout of the server was created by this run: by the tag of `outgoing`."""

@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,14 @@ def key_of(rollout: Any) -> GroupKey:
     return int(rollout.step), int(rollout.sample_idx_in_step)
 
 
-def _keys(rollouts: Iterable[Any]) -> list[GroupKey]:
-    """Keys of the prompt groups of `rollouts`, each once, in order."""
-    return [key_of(rollout) for rollout in {rollout.data_id: rollout for rollout in rollouts}.values()]
+_DATA_ID = attrgetter("data_id")
+
+
+def _keys(rollouts: Iterable[Any]) -> dict[str, GroupKey]:
+    """Data id -> key of the prompt groups of `rollouts`, in order."""
+    rollouts = list(rollouts)
+    groups = dict(zip(map(_DATA_ID, rollouts), rollouts, strict=True))
+    return {data_id: key_of(rollout) for data_id, rollout in groups.items()}
 
 
 class Recorder:
@@ -85,8 +91,8 @@ class Recorder:
         # Rows that a changed batch size had read ahead come behind the saved ones; the first step counts them as drawn.
         buffered = batch_names(capture.buffered_batch(trainer), 0, with_position=self._positions)
         self._buffered = buffered[: len(buffered) - num_ahead]
-        self._in_flight = [self._name(key) for key in _keys(in_flight)]
-        self._completed: dict[Any, GroupKey] = {}
+        self._in_flight = [self._name(key) for key in _keys(in_flight).values()]
+        self._completed: dict[str, GroupKey] = {}
         self._pulled: list[InputName] = []
         loader = trainer.train_dataloader
         start = Start(
@@ -127,8 +133,7 @@ class Recorder:
 
     def completed(self, rollouts: Iterable[Any]) -> None:
         """Note the `CompletedRollout`s that a step has got back."""
-        groups = {rollout.data_id: rollout for rollout in rollouts}
-        self._completed = {data_id: key_of(rollout) for data_id, rollout in groups.items()}
+        self._completed = _keys(rollouts)
 
     def step_done(self, trainer: Any, in_flight: Sequence[Any], trained_data_ids: Any) -> None:
         """Write the line of a step.
@@ -140,7 +145,7 @@ class Recorder:
         """
         used = set() if trained_data_ids is None else set(trained_data_ids.tolist())
         names = {data_id: self._name(key) for data_id, key in self._completed.items()}
-        still = _keys(in_flight)
+        still = _keys(in_flight).values()
         self._in_flight = [self._name(key) for key in still]
         self._writer.append(
             Step(
