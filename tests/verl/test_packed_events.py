@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from agl_async_ckpt.codec.events import PackedEvents, decode_events
+from agl_async_ckpt.codec.packed_json import compress
+from agl_async_ckpt.exceptions import DamagedStateError
 from tests.golden.sample import assert_same
 
 EVENTS: list[Any] = [
@@ -60,13 +62,16 @@ def test_size_and_types_are_known_without_a_look() -> None:
 
 
 def test_payload_of_something_else_is_refused() -> None:
-    """A text that is JSON but no list."""
-    plain = PackedEvents.pack(()).encode()
-    with pytest.raises(TypeError, match="no list"):
-        decode_events({**plain, **_compressed('{"a":1}')})
+    """By the look at it; a text that is no JSON, is nested without end, or is no list."""
+    for text, said in (('{"a":1}', "no list"), ("[1", "delimiter"), ("[" * 100_000, "recursion")):
+        data, size = compress(text)
+        events = decode_events({**PackedEvents.pack(()).encode(), "zlib": data, "size": size})
+        with pytest.raises(DamagedStateError, match=said):
+            events.unpack()
 
 
-def _compressed(text: str) -> dict[str, Any]:
-    import zlib
-
-    return {"zlib": zlib.compress(text.encode()), "size": len(text)}
+def test_types_of_an_older_payload_are_read_from_the_events() -> None:
+    """Format version 1 did not say them."""
+    plain = PackedEvents.pack([*EVENTS, REWARD, {"event_type": 1}]).encode()
+    del plain["types"]
+    assert decode_events(plain).event_types == {"model_request", "note", "reward"}

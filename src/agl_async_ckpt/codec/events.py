@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast, overload
 
-from agl_async_ckpt.codec.arrays import pack_bytes, unpack_bytes
+from agl_async_ckpt.codec.arrays import Lender, pack_bytes, unpack_bytes
 from agl_async_ckpt.codec.packed_json import Plain, compress, decompress
-from agl_async_ckpt.exceptions import UnencodableValueError
+from agl_async_ckpt.exceptions import DamagedStateError, UnencodableValueError
 
 Event = Mapping[str, Any]
 
@@ -58,15 +58,20 @@ class PackedEvents(Sequence[Event]):
         return PackedEvents(self._data, self._size, self._is_tuple, types, (*self._later, event))
 
     def unpack(self) -> list[Event] | tuple[Event, ...]:
-        """Return the events, of the kind that was packed."""
-        events: list[Event] = [*json.loads(decompress(self._data, self._size)), *self._later]
+        """Return the events, of the kind that was packed.
+
+        Raises:
+            DamagedStateError: They come from a file whose checksum is right, and are no events.
+        """
+        events = [*_loads(decompress(self._data, self._size)), *self._later]
         return tuple(events) if self._is_tuple else events
 
-    def encode(self) -> dict[str, Plain]:
-        """Return plain values for a payload."""
+    def encode(self, lender: Lender | None = None) -> dict[str, Plain]:
+        """Return plain values for a payload; with a lender, large ones show the memory of these events."""
         if self._later:
-            return PackedEvents.pack(self.unpack()).encode()
-        return {"tuple": self._is_tuple, "size": self._size, "zlib": pack_bytes(self._data)}
+            return PackedEvents.pack(self.unpack()).encode(lender)
+        data, types = pack_bytes(self._data, lender), sorted(self.event_types)
+        return {"tuple": self._is_tuple, "size": self._size, "zlib": data, "types": types}
 
     @overload
     def __getitem__(self, index: int) -> Event: ...
@@ -98,20 +103,32 @@ class PackedEvents(Sequence[Event]):
 
 
 def decode_events(plain: Plain) -> PackedEvents:
-    """Take over what `PackedEvents.encode` returned, after a look at all of it.
+    """Take over what `PackedEvents.encode` returned. Its text is unpacked and not read: that takes ten times as long.
 
     Raises:
-        ValueError, TypeError, KeyError, RecursionError, zlib.error: It is something else.
+        ValueError, TypeError, KeyError, zlib.error: It is something else.
     """
     data, size = unpack_bytes(plain["zlib"]), plain["size"]
-    events = json.loads(decompress(data, size))
-    if type(events) is not list:
-        raise TypeError("events are no list")
-    return PackedEvents(data, size, bool(plain["tuple"]), _types(cast("list[Event]", events)))
+    text = decompress(data, size)
+    if "types" in plain:
+        types = frozenset(str(kind) for kind in cast("list[Any]", plain["types"]))
+    else:  # format version 1
+        types = _types(_loads(text))
+    return PackedEvents(data, size, bool(plain["tuple"]), types)
 
 
 def _dumps(events: Any) -> str:
     return json.dumps(events, separators=(",", ":"))
+
+
+def _loads(text: str) -> list[Event]:
+    try:
+        events = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedStateError(f"The events of a rollout cannot be decoded: {error}.") from error
+    if type(events) is not list:
+        raise DamagedStateError("The events of a rollout cannot be decoded: they are no list.")
+    return cast("list[Event]", events)
 
 
 def _types(events: Sequence[Any]) -> frozenset[str]:

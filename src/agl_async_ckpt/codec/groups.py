@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from agl_async_ckpt.codec.arrays import Lender
 from agl_async_ckpt.codec.events import PackedEvents, decode_events
 from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree
 from agl_async_ckpt.codec.values import TAG, Plain, decode_value, encode_value
@@ -24,7 +25,7 @@ _SHARED_FIELDS = frozenset({"input", "config", "metadata", TAG})
 
 
 def encode_groups(groups: Sequence[PromptGroup]) -> tuple[dict[str, Plain], dict[str, Plain]]:
-    """Encode prompt groups.
+    """Encode prompt groups; the payload shows the memory of large events.
 
     Returns:
         The packed groups, and digest -> encoded value of what they share.
@@ -32,8 +33,8 @@ def encode_groups(groups: Sequence[PromptGroup]) -> tuple[dict[str, Plain], dict
     Raises:
         UnencodableValueError: A value that would not come back exactly, by rollout and field.
     """
-    shared = _SharedValues()
-    return pack_tree([_encode_group(group, shared) for group in groups]), shared.values
+    shared, lender = _SharedValues(), Lender()
+    return pack_tree([_encode_group(group, shared, lender) for group in groups]), shared.values
 
 
 def decode_groups(packed: dict[str, Plain], shared: Mapping[str, Plain]) -> tuple[PromptGroup, ...]:
@@ -79,15 +80,16 @@ def _digest_leaf(leaf: bytes | torch.Tensor) -> Plain:
 _digest_text = json.JSONEncoder(default=_digest_leaf, separators=(",", ":"), check_circular=False).encode
 
 
-def _encode_group(group: PromptGroup, shared: _SharedValues) -> Plain:
+def _encode_group(group: PromptGroup, shared: _SharedValues, lender: Lender) -> Plain:
     rollouts: list[Plain] = []
     for rollout in group.rollouts:
+        request, finished = rollout.request, rollout.finished
         where = f"in-flight rollout {rollout.enqueued.get('rollout_id')}"
         rollouts.append(
             {
                 "enqueued": _encode_fields(rollout.enqueued, shared, where),
-                "request": None if rollout.request is None else _encode_fields(rollout.request, shared, where),
-                "finished": None if rollout.finished is None else _encode_finished(rollout.finished, shared, where),
+                "request": None if request is None else _encode_fields(request, shared, where),
+                "finished": None if finished is None else _encode_finished(finished, shared, where, lender),
             }
         )
     return {"data_id": group.data_id, "rollouts": rollouts}
@@ -100,12 +102,12 @@ def _encode_fields(fields: Mapping[str, Any], shared: _SharedValues, where: str)
     }
 
 
-def _encode_finished(finished: FinishedRollout, shared: _SharedValues, where: str) -> Plain:
+def _encode_finished(finished: FinishedRollout, shared: _SharedValues, where: str, lender: Lender) -> Plain:
     where_events = f"{where}, events"
     return {
         "record": _encode_fields(finished.record, shared, where),
-        "raw_events": PackedEvents.pack(finished.raw_events, where_events).encode(),
-        "triplet_events": PackedEvents.pack(finished.triplet_events, where_events).encode(),
+        "raw_events": PackedEvents.pack(finished.raw_events, where_events).encode(lender),
+        "triplet_events": PackedEvents.pack(finished.triplet_events, where_events).encode(lender),
     }
 
 
