@@ -69,7 +69,7 @@ def test_agent_lightning_does_not_write_our_file_itself() -> None:
     """No module of the installed version mentions it; one that does would be a second writer."""
     root = Path(agentlightning.__path__[0])
     found = [path for path in root.rglob("*.py") if layout.FILE_NAME in path.read_text(encoding="utf-8")]
-    assert not found, agl(f"{layout.FILE_NAME} is written by the extension only (found in {found})", "capture.py")
+    assert not found, agl(f"{layout.FILE_NAME} is written by the extension only (found in {found})", "capture/process.py")
 
 
 # --- the trainer class --------------------------------------------------------------------------------------------
@@ -137,14 +137,14 @@ def test_overridden_method_is_called_where_expected(caller: str, callee: str) ->
 @pytest.mark.parametrize("name", ["is_async", "epoch", "_carry_over_rollouts", "_train_dataloader_iter", "_agl_client"])
 def test_trainer_declares_the_attributes_that_are_read(name: str) -> None:
     """`_train_dataloader_buf` is the one that no version declares: it is read with a default."""
-    assert first_line(code_of(Trainer.__init__), f"self.{name}"), agl(f"__init__ sets {name}", "capture.py")
+    assert first_line(code_of(Trainer.__init__), f"self.{name}"), agl(f"__init__ sets {name}", "capture/trainer.py")
 
 
 def test_buffer_is_reset_neither_by_init_nor_by_fit() -> None:
     """So a restored tail survives `fit()`, and a fresh start has to clear an earlier one."""
     for method in (Trainer.__init__, Trainer.fit):
         assert not first_line(code_of(method), "self._train_dataloader_buf"), agl(
-            f"{method.__name__} leaves _train_dataloader_buf alone", "capture.py"
+            f"{method.__name__} leaves _train_dataloader_buf alone", "capture/trainer.py"
         )
 
 
@@ -226,7 +226,7 @@ def test_pull_takes_what_the_carry_over_leaves_room_for() -> None:
     trainer = pulling_trainer([[0, 1], [2, 3], [4, 5]], carried=2, size=5)
     assert pull(trainer) == [0, 1, 2], agl("a pull takes A - groups in flight", "session.py")
     assert trainer._train_dataloader_buf["index"].tolist() == [3], agl(
-        "the unused tail of a loader batch is _train_dataloader_buf", "capture.py"
+        "the unused tail of a loader batch is _train_dataloader_buf", "capture/trainer.py"
     )
 
 
@@ -234,17 +234,17 @@ def test_pull_begins_with_the_buffer() -> None:
     """A restored tail comes first; None and absent mean that there is none."""
     trainer = pulling_trainer([[0, 1], [2, 3]])
     capture.set_buffered_batch(trainer, {"index": np.array([8, 9])})
-    assert pull(trainer) == [8, 9, 0], agl("a pull begins with _train_dataloader_buf", "capture.py")
+    assert pull(trainer) == [8, 9, 0], agl("a pull begins with _train_dataloader_buf", "capture/trainer.py")
     trainer = pulling_trainer([[0, 1, 2]])
     capture.set_buffered_batch(trainer, None)
-    assert pull(trainer) == [0, 1, 2], agl("_train_dataloader_buf = None means no tail", "capture.py")
+    assert pull(trainer) == [0, 1, 2], agl("_train_dataloader_buf = None means no tail", "capture/trainer.py")
 
 
 def test_pull_counts_an_epoch_at_the_end_of_the_loader() -> None:
     """And opens a new iterator; one that is set already is used as it is."""
     trainer = pulling_trainer([[0, 1], [2, 3]], size=4)
     trainer._train_dataloader_iter = iter(trainer.train_dataloader[1:])
-    assert pull(trainer) == [2, 3, 0, 1], agl("a pull uses the iterator that is set", "capture.py")
+    assert pull(trainer) == [2, 3, 0, 1], agl("a pull uses the iterator that is set", "capture/trainer.py")
     assert trainer.epoch == 2, agl("a pull adds 1 to epoch when the loader has ended", "save.py")
 
 

@@ -208,7 +208,7 @@ def test_rollouts_are_posted_as_json_keyword_to_the_known_url() -> None:
     assert set(requests[0]) == expected, agl(f"a posted rollout has the keys {expected}", "carry_over.py")
     assert [item.sample_idx_in_step for item in made] == [0, 0, 1, 1]
     assert requests[0]["config"] == capture.default_rollout_config(maker), agl(
-        "_rollout_config is what is posted when no hook changes it", "capture.py"
+        "_rollout_config is what is posted when no hook changes it", "capture/rollouts.py"
     )
 
 

@@ -33,7 +33,7 @@ def verl(what: str, used_in: str) -> str:
 
 
 def torchdata(what: str) -> str:
-    return broken("torchdata", what, used_in="capture.py")
+    return broken("torchdata", what, used_in="capture/loader.py")
 
 
 # --- config -------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_config_has_the_keys_that_are_read(key: str, tmp_path: Path) -> None:
     """In the composed default config; what is read with a default is not listed."""
     config = compose_config(RunSettings(n=4, B=1, A=2), tmp_path, "http://127.0.0.1:1")
     parent, _, name = key.rpartition(".")
-    assert name in OmegaConf.select(config, parent), verl(f"the config has {key}", "capture.py")
+    assert name in OmegaConf.select(config, parent), verl(f"the config has {key}", "capture/trainer.py")
 
 
 # --- save and load ------------------------------------------------------------------------------------------------

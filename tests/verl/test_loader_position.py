@@ -80,7 +80,7 @@ def rows_of(batches: Any) -> list[int]:
 
 
 def torchdata_broken(what: str) -> str:
-    return broken("torchdata", what, used_in="capture.py")
+    return broken("torchdata", what, used_in="capture/loader.py")
 
 
 EVERY_PLACE = (0, 1, 2, 3, 4)

@@ -1,0 +1,94 @@
+"""The only place that touches private attributes of agent-lightning, VERL and torchdata (overridden methods aside).
+
+Each access says why there is no public way. `tests/verl/test_contracts*.py` fail clearly when a version changes one.
+"""
+
+from agl_async_ckpt.capture.loader import (
+    TORCHDATA_STATES,
+    is_exhausted,
+    loaded_loader_state,
+    loader_state,
+    next_rows,
+    obstacle_to_conversion,
+    pass_has_ended,
+    require_stateful_sampler,
+    reset_loader,
+    restore_loader,
+    rows_yielded,
+    state_for_workers,
+)
+from agl_async_ckpt.capture.process import (
+    WRITER_PACKAGES,
+    require_sole_writer,
+    rng_state,
+    set_rng_state,
+    written_by,
+)
+from agl_async_ckpt.capture.rollouts import (
+    ROLLOUTS_URL,
+    default_rollout_config,
+    fetch_events,
+    has_ended,
+    has_failed,
+    post_rollouts,
+    rollout_manager,
+    rollout_record,
+)
+from agl_async_ckpt.capture.trainer import (
+    agl_client,
+    async_batch_size,
+    buffered_batch,
+    carry_over,
+    enqueued_rollout,
+    is_async,
+    renew_enqueued,
+    set_buffered_batch,
+    set_carry_over,
+)
+from agl_async_ckpt.capture.verl import (
+    finish_background_save,
+    once_models_are_written,
+    saves_asynchronously,
+    step_folder,
+)
+
+__all__ = [
+    "ROLLOUTS_URL",
+    "TORCHDATA_STATES",
+    "WRITER_PACKAGES",
+    "agl_client",
+    "async_batch_size",
+    "buffered_batch",
+    "carry_over",
+    "default_rollout_config",
+    "enqueued_rollout",
+    "fetch_events",
+    "finish_background_save",
+    "has_ended",
+    "has_failed",
+    "is_async",
+    "is_exhausted",
+    "loaded_loader_state",
+    "loader_state",
+    "next_rows",
+    "obstacle_to_conversion",
+    "once_models_are_written",
+    "pass_has_ended",
+    "post_rollouts",
+    "renew_enqueued",
+    "require_sole_writer",
+    "require_stateful_sampler",
+    "reset_loader",
+    "restore_loader",
+    "rng_state",
+    "rollout_manager",
+    "rollout_record",
+    "rows_yielded",
+    "saves_asynchronously",
+    "set_buffered_batch",
+    "set_carry_over",
+    "set_rng_state",
+    "state_for_workers",
+    "step_folder",
+    "written_by",
+]

@@ -1,0 +1,65 @@
+"""Versions, hooks and random generators of the driver process."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import random
+import sys
+from typing import Any
+
+from agl_async_ckpt.exceptions import ActivationError
+from agl_async_ckpt.state import RngState
+
+WRITER_PACKAGES = ("agl-async-ckpt", "agentlightning", "verl", "torchdata", "torch", "numpy")
+
+
+def written_by() -> dict[str, str]:
+    """Versions of what takes part in a save, by distribution name."""
+    versions: dict[str, str] = {}
+    for package in WRITER_PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def require_sole_writer(trainer: Any, file_name: str) -> None:
+    """Refuse to run beside an agent-lightning that writes a file of our name itself.
+
+    Raises:
+        ActivationError: With the version found.
+    """
+    for cls in type(trainer).__mro__:
+        module = sys.modules.get(cls.__module__)
+        if module is None or cls.__module__.partition(".")[0] != "agentlightning":
+            continue
+        try:
+            source = inspect.getsource(module)
+        except OSError:  # installed without sources; a second writer is noticed at the first save
+            continue
+        if file_name in source:
+            version = importlib.metadata.version("agentlightning")
+            raise ActivationError(
+                f"agentlightning {version} writes {file_name} itself ({cls.__module__}).\n"
+                "Nothing was written over. Take this extension out of the config, or use agentlightning<2 without it."
+            )
+
+
+def rng_state() -> RngState:
+    """The driver's global generators; agent-lightning drops samples with the global `random`."""
+    import numpy as np
+    import torch
+
+    return RngState(python=random.getstate(), numpy=np.random.get_state(), torch=torch.get_rng_state())
+
+
+def set_rng_state(state: RngState) -> None:
+    """Put the driver's global generators back."""
+    import numpy as np
+    import torch
+
+    random.setstate(state.python)
+    np.random.set_state(state.numpy)
+    torch.set_rng_state(state.torch)

@@ -1,0 +1,62 @@
+"""agent-lightning's trainer: what it has buffered and in flight."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from agl_async_ckpt.state import Batch
+
+
+def is_async(trainer: Any) -> bool:
+    """Whether the trainer pulls and trains asynchronously."""
+    return bool(trainer.is_async)
+
+
+def async_batch_size(trainer: Any) -> int:
+    """A: prompt groups in flight while a step waits (async_train_batch_size)."""
+    return int(trainer.config.agentlightning.async_rollout.async_train_batch_size)
+
+
+def buffered_batch(trainer: Any) -> Batch | None:
+    """Rows that were pulled and not yet enqueued.
+
+    `_train_dataloader_buf` is set on the first partial pull only; no version declares it in `__init__`.
+    """
+    return getattr(trainer, "_train_dataloader_buf", None)
+
+
+def set_buffered_batch(trainer: Any, batch: Batch | None) -> None:
+    """Replace the buffered rows; `fit()` does not reset them, so a second `fit()` would begin with the old tail."""
+    trainer._train_dataloader_buf = batch
+
+
+def carry_over(trainer: Any) -> list[Any]:
+    """The enqueued and unfinished `EnqueuedRollout`s, in the trainer's order: the list has no public reader."""
+    return trainer._carry_over_rollouts
+
+
+def set_carry_over(trainer: Any, rollouts: list[Any]) -> None:
+    """Replace the carry-over: the next pull counts its groups, and the next rollout waits for them."""
+    trainer._carry_over_rollouts = rollouts
+
+
+def agl_client(trainer: Any) -> Any:
+    """Return the trainer's client of the agl-server; it is made on first use, by this method only."""
+    return trainer._ensure_agl_client()
+
+
+def enqueued_rollout(fields: Mapping[str, Any]) -> Any:
+    """Build agent-lightning's `EnqueuedRollout`; fields that this version does not know are left out by pydantic."""
+    from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
+
+    return EnqueuedRollout(**copy.deepcopy(dict(fields)))
+
+
+def renew_enqueued(item: Any, rollout_id: str, enqueue_time: float) -> None:
+    """Give an `EnqueuedRollout` the id of its re-creation, in place; step, sample index and data id stay."""
+    item.rollout_id = rollout_id
+    item.enqueue_time = enqueue_time
+    item.running_at = None
+    item.finished_at = None

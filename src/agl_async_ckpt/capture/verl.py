@@ -1,0 +1,53 @@
+"""VERL's save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def saves_asynchronously(trainer: Any) -> bool:
+    """Whether VERL leaves the tracker to a later callback (`actor.checkpoint.async_save`)."""
+    from omegaconf import OmegaConf
+
+    return bool(OmegaConf.select(trainer.config, "actor_rollout_ref.actor.checkpoint.async_save", default=False))
+
+
+def finish_background_save(trainer: Any) -> None:
+    """Wait for a model that is saved in the background, as VERL does at its last step; agent-lightning's loop does not.
+
+    VERL asks its worker group for the method too: only workers that can save in the background have it.
+    """
+    if not saves_asynchronously(trainer):
+        return
+    finish = getattr(trainer.actor_rollout_wg, "async_calls_finalize_fn_exec", None)
+    if finish is not None:
+        finish(blocking=True)
+
+
+@contextmanager
+def once_models_are_written(trainer: Any, act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` in VERL's save after the models are written and before anything names the step as saved.
+
+    VERL asks the training loader for its state at that place, in every supported version, then writes `data.pt` and
+    the tracker. There is no other seam: the tracker is written by the same method.
+    """
+    loader = trainer.train_dataloader
+    state_dict = loader.state_dict
+
+    def act_first() -> Any:
+        act()
+        return state_dict()
+
+    loader.state_dict = act_first
+    try:
+        yield
+    finally:
+        del loader.state_dict  # the class's own method shows again
+
+
+def step_folder(trainer: Any) -> Path:
+    """The folder that VERL's save of the current step writes into."""
+    return Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}"
