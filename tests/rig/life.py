@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
+import importlib
+import importlib.metadata
 import io
 import os
 import tempfile
@@ -226,6 +229,36 @@ def extended_trainer() -> type:
     return agl_async_ckpt.AsyncCheckpointTrainer.__wrapped__  # the class itself: `type()` takes no proxy as a base
 
 
+@functools.cache
+def warm_up() -> None:
+    """Make lives cheap, once per process: half of a short one goes by in parsing and collecting the same again.
+
+    A process that has imported the frameworks holds half a million objects, which the garbage collector looks through
+    again and again; of them none becomes garbage. In forked processes that would also copy the memory that they share.
+    """
+    import verl.single_controller.ray
+    import verl.trainer.main_ppo  # noqa: F401
+    from omegaconf import base
+
+    with contextlib.suppress(ImportError):
+        importlib.import_module("wandb")  # which agent-lightning imports at the first step
+    _small_ca_file()
+    # A parse tree is only read, and the versions of what is installed stay.
+    base.parse = functools.cache(base.parse)
+    importlib.metadata.version = functools.cache(importlib.metadata.version)
+    gc.collect()
+    gc.freeze()
+
+
+@functools.cache
+def _datasets(n: int, text: str, columns: tuple[str, ...]) -> tuple[Any, Any]:
+    """Of training and validation; lives of the same rows share them, since nothing changes a dataset."""
+    from agentlightning.verl.dataset import LoadedDataset
+
+    rows = dataset_rows(RunSettings(n, 1, 2, text=text, columns=columns))
+    return LoadedDataset(rows), LoadedDataset(rows[:2])
+
+
 def build_trainer(
     settings: RunSettings,
     out_dir: Path | str,
@@ -245,15 +278,14 @@ def build_trainer(
         recorder: Where events go.
         die_at: Called with each of `POINTS` and the step; True ends the life there.
     """
-    from agentlightning.verl.dataset import LoadedDataset
     from verl.single_controller.ray import ResourcePoolManager
     from verl.trainer.main_ppo import create_rl_sampler
     from verl.trainer.ppo.utils import Role
     from verl.utils.dataset.rl_dataset import collate_fn
 
+    warm_up()
     config = compose_config(settings, out_dir, base_url)
-    rows = dataset_rows(settings)
-    dataset = LoadedDataset(rows)
+    dataset, val_dataset = _datasets(settings.n, settings.text, settings.columns)
     base = trainer_cls or extended_trainer()
     rig = Rig(recorder or Recorder(), die_at)
     # `new_class`, because this package's trainer is a lazy proxy of a class until it is used as a base.
@@ -266,7 +298,7 @@ def build_trainer(
         resource_pool_manager=ResourcePoolManager(resource_pool_spec={"global_pool": [1]}, mapping={}),
         ray_worker_group_cls=None,
         train_dataset=dataset,
-        val_dataset=LoadedDataset(rows[:2]),
+        val_dataset=val_dataset,
         collate_fn=rich_collate if settings.payload == "rich" else collate_fn,
         train_sampler=create_rl_sampler(config.data, dataset),
     )

@@ -71,22 +71,18 @@ class Nursery:
 
 def preload(entry: str) -> Entry:
     """Import what a life needs; the function that a child runs."""
-    import verl.single_controller.ray
-    import verl.trainer.main_ppo  # noqa: F401
-
     import agl_async_ckpt.trainer
-    from tests.rig.life import _small_ca_file
+    from tests.rig.life import warm_up
     from tests.rig.settings import _base_config
     from tests.rig.standins import _retention_class
 
     assert agl_async_ckpt.trainer.AsyncCheckpointTrainer
-    with contextlib.suppress(ImportError):
-        importlib.import_module("wandb")  # which agent-lightning imports at the first step: half a second of each life
     _base_config()
     _retention_class()
-    _small_ca_file()
     module, _, function = entry.partition(":")
-    return getattr(importlib.import_module(module), function)
+    found = getattr(importlib.import_module(module), function)
+    warm_up()
+    return found
 
 
 def live(entry: Entry, request: dict[str, Any]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
+import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -77,13 +77,14 @@ def dataset_rows(settings: RunSettings) -> list[dict[str, Any]]:
 
 
 @functools.cache
-def _base_config() -> Any:
+def _base_config() -> bytes:
+    """agent-lightning's config, pickled: unpickling takes a third of the time of a deep copy."""
     from agentlightning import verl as agl_verl
     from hydra import compose, initialize_config_dir
 
     assert agl_verl.__file__ is not None
     with initialize_config_dir(str(Path(agl_verl.__file__).parent), version_base=None):
-        return compose("config")
+        return pickle.dumps(compose("config"))
 
 
 def compose_config(settings: RunSettings, out_dir: Path | str, base_url: str) -> Any:
@@ -99,7 +100,7 @@ def compose_config(settings: RunSettings, out_dir: Path | str, base_url: str) ->
     """
     from omegaconf import OmegaConf
 
-    config = copy.deepcopy(_base_config())
+    config = pickle.loads(_base_config())
     OmegaConf.set_struct(config, False)
     values: dict[str, Any] = {
         "data.train_batch_size": settings.B,
