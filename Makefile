@@ -15,7 +15,8 @@ BUILD   := rm -rf dist && $(BIN)/python -m build --no-isolation --quiet --outdir
 # Other supported versions are unpacked beside the environment and put before it on the path: verl 0.7.1 and 0.8.0, and
 # agentlightning 1.0.0 to 1.0.2, have the same dependencies, and a second full environment costs 5.7 GB.
 OVERLAY := .overlays
-PYTEST  := $(BIN)/python -m pytest -n 2
+# Neighbours stay in one process, with what they share: module fixtures, uninterrupted runs.
+PYTEST  := $(BIN)/python -m pytest -n 2 --dist worksteal
 ARGS    ?=
 # OpenRLHF's wheels are for Python 3.11 only, so it has an environment of its own, without its GPU packages.
 ORLHF   := .venv-openrlhf
@@ -62,7 +63,7 @@ test: install ## run the default test suite  [ARGS="-k name"]
 
 test-slow: install ## run the tests that need many processes
 	@echo "==> slow tests"
-	@$(PYTEST) --dist worksteal -m "slow and not faults and not ray" $(ARGS)
+	@$(PYTEST) -m "slow and not faults and not ray" $(ARGS)
 
 test-ray: install ## run the tests that need real Ray, one at a time
 	@echo "==> tests with Ray"
@@ -70,7 +71,7 @@ test-ray: install ## run the tests that need real Ray, one at a time
 
 test-faults: install ## kill, refuse and cut off saves at every system call; needs strace, better as root with xfsprogs
 	@echo "==> fault suite"
-	@$(PYTEST) --dist worksteal -m faults tests/faults $(ARGS)
+	@$(PYTEST) -m faults tests/faults $(ARGS)
 
 soak: install ## kill -9 the rig N times at random moments, resume, compare  [N=1000 SEED=7]
 	@$(BIN)/python -W ignore -m tests.rig.kill_campaign $(or $(N),1000) $(if $(SEED),--seed $(SEED))

@@ -238,7 +238,9 @@ def warm_up() -> None:
     """
     import verl.single_controller.ray
     import verl.trainer.main_ppo  # noqa: F401
-    from omegaconf import base
+    from omegaconf import OmegaConf, base
+
+    from agl_async_ckpt import capture
 
     with contextlib.suppress(ImportError):
         importlib.import_module("wandb")  # which agent-lightning imports at the first step
@@ -246,6 +248,8 @@ def warm_up() -> None:
     # A parse tree is only read, and the versions of what is installed stay.
     base.parse = functools.cache(base.parse)
     importlib.metadata.version = functools.cache(importlib.metadata.version)
+    OmegaConf.to_container(compose_config(RunSettings(4, 1, 2), ".", ""), resolve=True)
+    capture.written_by()
     gc.collect()
     gc.freeze()
 

@@ -73,11 +73,9 @@ def preload(entry: str) -> Entry:
     """Import what a life needs; the function that a child runs."""
     import agl_async_ckpt.trainer
     from tests.rig.life import warm_up
-    from tests.rig.settings import _base_config
     from tests.rig.standins import _retention_class
 
     assert agl_async_ckpt.trainer.AsyncCheckpointTrainer
-    _base_config()
     _retention_class()
     module, _, function = entry.partition(":")
     found = getattr(importlib.import_module(module), function)
