@@ -7,7 +7,6 @@ import copy
 import functools
 import gc
 import importlib
-import importlib.metadata
 import io
 import os
 import tempfile
@@ -245,9 +244,7 @@ def warm_up() -> None:
     with contextlib.suppress(ImportError):
         importlib.import_module("wandb")  # which agent-lightning imports at the first step
     _small_ca_file()
-    # A parse tree is only read, and the versions of what is installed stay.
-    base.parse = functools.cache(base.parse)
-    importlib.metadata.version = functools.cache(importlib.metadata.version)
+    base.parse = functools.cache(base.parse)  # a parse tree is only read
     OmegaConf.to_container(compose_config(RunSettings(4, 1, 2), ".", ""), resolve=True)
     capture.written_by()
     gc.collect()

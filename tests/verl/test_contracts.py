@@ -69,7 +69,9 @@ def test_agent_lightning_does_not_write_our_file_itself() -> None:
     """No module of the installed version mentions it; one that does would be a second writer."""
     root = Path(agentlightning.__path__[0])
     found = [path for path in root.rglob("*.py") if layout.FILE_NAME in path.read_text(encoding="utf-8")]
-    assert not found, agl(f"{layout.FILE_NAME} is written by the extension only (found in {found})", "capture/process.py")
+    assert not found, agl(
+        f"{layout.FILE_NAME} is written by the extension only (found in {found})", "capture/process.py"
+    )
 
 
 # --- the trainer class --------------------------------------------------------------------------------------------

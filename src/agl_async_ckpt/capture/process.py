@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import inspect
 import random
@@ -16,6 +17,11 @@ WRITER_PACKAGES = ("agl-async-ckpt", "agentlightning", "verl", "torchdata", "tor
 
 def written_by() -> dict[str, str]:
     """Versions of what takes part in a save, by distribution name."""
+    return dict(_versions())
+
+
+@functools.cache  # each look reads files, and what runs does not change
+def _versions() -> dict[str, str]:
     versions: dict[str, str] = {}
     for package in WRITER_PACKAGES:
         try:
