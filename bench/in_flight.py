@@ -11,11 +11,12 @@ from __future__ import annotations
 import random
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench.figures import Figure, told
-from bench.timing import once, peak_memory
+from bench.timing import alternate, median, once, peak_memory
 
 NAME = "in_flight"
 TITLE = "prompt groups in flight"
@@ -33,6 +34,7 @@ def measure(folder: Path, *, quick: bool = False) -> list[Figure]:
     folder.mkdir(parents=True, exist_ok=True)
     return [
         *_shared_inputs(folder / "shared", num_groups),
+        _keeping(max(1, num_tokens // (num_groups * N // 4 * NUM_TURNS))),
         *_at_scale(folder / "scale", num_groups, num_tokens),
         *_resume(num_groups),
     ]
@@ -129,12 +131,27 @@ def _group(index: int, task: dict[str, Any], *, finished: int = 0, per_turn: int
 
 
 def _finished(rollout_id: str, task: dict[str, Any], per_turn: int) -> Any:
-    """Record and events of a finished rollout as they are kept, the triplet form made by agl-server's own function."""
+    """A finished rollout as the trainer keeps it."""
+    from agentlightning.schemas import Rollout
+
+    from agl_async_ckpt.in_flight.kept_events import measured
+
+    record = Rollout.model_validate(
+        {
+            "rollout_id": rollout_id,
+            "input": dict(task),
+            "is_train": True,
+            "config": {},
+            "status": {"state": "succeeded", "created_at": 1.75e9, "updated_at": 1.76e9},
+        }
+    )
+    return measured(record, *_events(rollout_id, per_turn))[0]
+
+
+def _events(rollout_id: str, per_turn: int) -> tuple[list[Any], list[Any]]:
+    """Events of a finished rollout, raw and in the triplet form that agl-server's own function makes of them."""
     from agentlightning.schemas import Event
     from agentlightning.server.routes.events import _to_triplet_format
-
-    from agl_async_ckpt.codec.events import PackedEvents
-    from agl_async_ckpt.state import FinishedRollout
 
     rng = random.Random(rollout_id)
     raw = [
@@ -148,18 +165,33 @@ def _finished(rollout_id: str, task: dict[str, Any], per_turn: int) -> Any:
         for turn in range(NUM_TURNS)
     ]
     raw.append(Event(event_type="reward", rollout_id=rollout_id, attempt_id="0", timestamp=1.76e9, data={"value": 1.0}))
-    record = {
-        "rollout_id": rollout_id,
-        "input": dict(task),
-        "is_train": True,
-        "status": {"state": "succeeded", "created_at": 1.75e9, "updated_at": 1.76e9},
-        "metadata": {},
+    return raw, [_to_triplet_format(event) for event in raw]
+
+
+def _keeping(per_turn: int) -> Figure:
+    """What it takes to keep the events of one rollout that has ended, beside what agent-lightning does with them."""
+    from agentlightning.schemas import Event
+
+    from agl_async_ckpt.codec.events import PackedEvents
+
+    forms = _events("kept", per_turn)
+    texts = [[event.model_dump_json() for event in form] for form in forms]
+    dumped = [tuple(event.model_dump(mode="json") for event in form) for form in forms]
+    packed = [PackedEvents.pack(form) for form in dumped]
+    sides: dict[str, Callable[[], Any]] = {
+        "pack": lambda: [PackedEvents.take(form) for form in dumped],
+        "read": lambda: [[Event.model_validate_json(text) for text in form] for form in texts],
     }
-    return FinishedRollout(
-        record,
-        PackedEvents.pack(tuple(event.model_dump(mode="json") for event in raw)),
-        PackedEvents.pack(tuple(_to_triplet_format(event).model_dump(mode="json") for event in raw)),
-    )
+    seconds = {name: median(times) for name, times in alternate(sides, repeats=5, clock=time.process_time).items()}
+    sizes = told(sum(events.num_bytes for events in packed), "bytes"), told(sum(map(_kept_bytes, packed)), "bytes")
+    against = f"CPU time; agent-lightning's reading of them {told(seconds['read'], 's')}; {sizes[0]} kept as {sizes[1]}"
+    return Figure(NAME, f"packing a rollout of {NUM_TURNS * per_turn} tokens", seconds["pack"], "s", None, against)
+
+
+def _kept_bytes(events: Any) -> int:
+    from agl_async_ckpt.codec.arrays import unpack_bytes
+
+    return len(unpack_bytes(events.encode()["zlib"]))
 
 
 def _model_request(rng: random.Random, num_tokens: int) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import struct
 from typing import Any
 
 import pytest
@@ -31,6 +33,15 @@ def test_packed_events_read_as_what_was_packed(kind: Any) -> None:
     assert packed != kind(EVENTS[:1])
     assert [len(packed), packed[1], *packed] == [2, EVENTS[1], *EVENTS]
     assert PackedEvents.pack(packed) is packed
+
+
+def test_numbers_keep_every_bit() -> None:
+    """Of any 64 bits that are a number, of whole numbers of any size, and of each end of the range."""
+    rng = random.Random(3)
+    floats = [value for value in (struct.unpack("d", rng.randbytes(8))[0] for _ in range(5000)) if value == value]
+    floats += [5e-324, 1.7976931348623157e308, 1e16, 1e22, 0.1, -0.0, math.inf, -math.inf, math.nan, 2.0**53]
+    whole = [0, -1, 2**53 + 1, 2**63, -(2**64), 10**40]
+    assert_same(PackedEvents.take([{"numbers": [*floats, *whole]}]).unpack(), [{"numbers": [*floats, *whole]}])
 
 
 def test_each_look_returns_values_of_its_own() -> None:
@@ -64,7 +75,7 @@ def test_size_and_types_are_known_without_a_look() -> None:
 def test_payload_of_something_else_is_refused() -> None:
     """By the look at it; a text that is no JSON, is nested without end, or is no list."""
     for text, said in (('{"a":1}', "no list"), ("[1", "delimiter"), ("[" * 100_000, "recursion")):
-        data, size = compress(text)
+        data, size = compress(text.encode())
         events = decode_events({**PackedEvents.pack(()).encode(), "zlib": data, "size": size})
         with pytest.raises(DamagedStateError, match=said):
             events.unpack()

@@ -33,7 +33,7 @@ def measured(rollout: Any, raw_events: list[Any], triplet_events: list[Any]) -> 
 
 
 def _packed(events: list[Any]) -> PackedEvents:
-    return PackedEvents.pack(tuple(event.model_dump(mode="json") for event in events))
+    return PackedEvents.take(tuple(event.model_dump(mode="json") for event in events))
 
 
 def json_bytes(finished: FinishedRollout) -> int:
