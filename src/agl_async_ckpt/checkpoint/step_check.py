@@ -92,8 +92,11 @@ def check_file(path: Path) -> StepCheck:
 
 
 def has_state(step_dir: Path) -> bool:
-    """Whether a step has an input state, whole or not; a link that leads nowhere is none."""
-    return (step_dir / FILE_NAME).exists()
+    """Whether a step has an input state, whole or not; a link that leads nowhere is none.
+
+    In a step that may not be looked into it has one: reading it says why it cannot be used.
+    """
+    return _may_exist(step_dir / FILE_NAME)
 
 
 def missing_state(step_dir: Path) -> MissingStateError | None:
@@ -116,7 +119,7 @@ def must_have_state(step_dir: Path, run: RunIdentity | None) -> bool:
     step = parse_step(step_dir)
     assert step is not None
     wrote_before = run is not None and run.first_step is not None and run.first_step <= step
-    return wrote_before or (step_dir / SEAL_NAME).exists()
+    return wrote_before or _may_exist(step_dir / SEAL_NAME)
 
 
 def being_saved(info: StepInfo, holder: str | None) -> str | None:
@@ -145,7 +148,15 @@ def _changed_at(folder: Path) -> float:
 
 def is_pruned(step_dir: Path) -> bool:
     """Whether retention has left an empty shell: neither model nor input state nor seal."""
-    return not any((step_dir / name).exists() for name in (FILE_NAME, SEAL_NAME, *MODEL_FOLDERS))
+    return not any(_may_exist(step_dir / name) for name in (FILE_NAME, SEAL_NAME, *MODEL_FOLDERS))
+
+
+def _may_exist(path: Path) -> bool:
+    """Whether something is there, or its folder may not be looked into."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
 
 
 def plain_step_text(step_dir: Path) -> str:

@@ -12,6 +12,7 @@ from agl_async_ckpt.cli import output
 from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
+from agl_async_ckpt.cli.target import find_target
 from agl_async_ckpt.exceptions import CheckpointNotFoundError
 from agl_async_ckpt.ledger.entry import InputName, position_of
 from agl_async_ckpt.words import plural
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.plot is not None:
             require_suffix(Path(args.plot))
-        result = audit(Path(args.path))
+        result = audit(find_target(args.path).path)
         if args.plot is not None:
             plot(result, Path(args.plot))
     except (CheckpointNotFoundError, PlotError) as error:

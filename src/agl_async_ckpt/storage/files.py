@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import secrets
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from agl_async_ckpt.exceptions import StateWriteError
 from agl_async_ckpt.storage.layout import TRACKER_NAME, parse_step
+
+log = logging.getLogger(__name__)
 
 _NAME = re.compile(rf"agentlightning_[a-z]+\.[a-z]+|{re.escape(TRACKER_NAME)}")
 _TEMP_NAME = re.compile(rf"\.({_NAME.pattern})\.[0-9]+\.[0-9a-f]{{8}}\.tmp")
@@ -160,21 +163,22 @@ def remove_files(folder: Path, names: tuple[str, ...]) -> None:
 def leftover_temps(folder: str | os.PathLike[str]) -> list[Path]:
     """Find the temp files of writers in an output folder and its steps, or in one step folder.
 
-    Looks as well where links of the published names lead. What a living writer has open is among them.
+    Looks as well where links of the published names lead. What a living writer has open is among them. A folder that
+    may not be looked into, another user's, is passed over.
 
     Raises:
-        OSError: A folder cannot be read.
+        OSError: A folder cannot be read for another reason.
     """
     home = Path(folder)
     if not home.is_dir():
         return []
-    places = {home, *(path for path in home.iterdir() if parse_step(path) is not None and path.is_dir())}
-    links = [link for place in places for link in place.iterdir() if link.is_symlink() and _NAME.fullmatch(link.name)]
+    places = {home, *(path for path in _entries(home) if parse_step(path) is not None and path.is_dir())}
+    links = [link for place in places for link in _entries(place) if _NAME.fullmatch(link.name) and link.is_symlink()]
     places |= {Path(os.path.realpath(link)).parent for link in links}
     return [
         path
         for place in sorted(place for place in places if place.is_dir())
-        for path in sorted(place.iterdir())
+        for path in sorted(_entries(place))
         if _TEMP_NAME.fullmatch(path.name) and path.is_file()
     ]
 
@@ -183,15 +187,27 @@ def remove_leftover_temps(folder: str | os.PathLike[str]) -> list[Path]:
     """Remove the temp files that killed writers left. Call it only while no other process writes there.
 
     Returns:
-        The removed files, as `leftover_temps` finds them.
+        The removed files, as `leftover_temps` finds them; of one that cannot be removed a warning has to do.
 
     Raises:
-        OSError: A folder cannot be read, or a file cannot be removed.
+        OSError: A folder cannot be read.
     """
-    found = leftover_temps(folder)
-    for path in found:
-        path.unlink(missing_ok=True)
-    return found
+    removed: list[Path] = []
+    for path in leftover_temps(folder):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s, left behind by a writer that was killed, cannot be removed: %s.", path, error.strerror)
+        else:
+            removed.append(path)
+    return removed
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except PermissionError:
+        return []
 
 
 def _sync(path: Path, flags: int) -> None:
