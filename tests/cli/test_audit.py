@@ -102,9 +102,7 @@ def test_audit_of_an_empty_path_is_not_of_the_working_folder(
     assert (result.code, "The empty path does not exist." in result.err) == (2, True)
 
 
-def test_audit_of_a_ledger_that_may_not_be_read_is_2(
-    cli: Cli, tmp_path: Path, stranger: Callable[[], None]
-) -> None:
+def test_audit_of_a_ledger_that_may_not_be_read_is_2(cli: Cli, tmp_path: Path, stranger: Callable[[], None]) -> None:
     """The promise is neither kept nor broken."""
     path = sound().write(tmp_path) / LEDGER_NAME
     assert cli("audit", tmp_path).code == 0  # everything that it imports is imported now

@@ -173,9 +173,7 @@ def test_step_that_may_not_be_looked_into_is_a_problem_of_that_step(
     assert f"Newest other complete checkpoint: {out / 'global_step_4'}" in result.out
 
 
-def test_run_file_that_may_not_be_read_is_not_to_be_removed(
-    cli: Cli, out: Path, stranger: Callable[[], None]
-) -> None:
+def test_run_file_that_may_not_be_read_is_not_to_be_removed(cli: Cli, out: Path, stranger: Callable[[], None]) -> None:
     """It is sound, and another user's."""
     warm_up(cli, out)
     (out / RUN_FILE_NAME).chmod(0)

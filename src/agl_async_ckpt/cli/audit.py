@@ -29,7 +29,7 @@ examples:
 exit codes:
   0  the promise was kept: nothing lost, nothing repeated, nothing skipped
   1  it was not, or the ledger has gaps; each problem is named
-  2  there is no ledger at PATH, or the picture cannot be made
+  2  there is no ledger at PATH, it cannot be read, or the picture cannot be made
 """
 MAX_SHOWN_INPUTS = 12
 NUMBERS = (
@@ -58,7 +58,9 @@ def add_parser(subparsers: Any) -> None:
         "or buffered at the end, not reached yet. Works while the run trains.",
         EXAMPLES,
     )
-    parser.add_argument("path", metavar="PATH", help="an output folder, or its agentlightning_ledger.jsonl")
+    parser.add_argument(
+        "path", metavar="PATH", help="an output folder, or a ledger of one (agentlightning_ledger.jsonl)"
+    )
     parser.add_argument("--json", action="store_true", help="write an object with all counts and all inputs by name")
     parser.add_argument("--plot", metavar="FILE", help="draw the stream as a picture: .png, .svg or .html")
 

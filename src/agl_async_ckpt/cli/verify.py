@@ -23,7 +23,8 @@ examples:
 
 exit codes:
   0  sound: a resume from each step is exact
-  1  there are problems; each is named with its reason and the next safe act
+  1  there are problems, each with its reason and the next safe act; or the step that PATH names holds nothing to
+     resume from, or is being saved
   2  there is no such path, it cannot be read, or it holds no checkpoint
 """
 
