@@ -148,7 +148,7 @@ def test_stop_waits_for_the_answer_where_there_are_no_locks(
 def test_stop_says_that_its_request_is_gone_though_the_trainer_is_not(
     cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trainer whose clock is ahead has taken it for an old one and removed it."""
+    """Somebody has removed it, or the trainer has seen it and takes its time: it is not said to be there."""
     monkeypatch.setattr(stop, "POLL_S", 0.02)
     lock = OutputLock(out, wait_s=0)
     timer = threading.Timer(0.1, remove_request, [out])

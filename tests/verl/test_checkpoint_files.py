@@ -16,7 +16,7 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
-from agl_async_ckpt.exceptions import DamagedStateError  # noqa: E402
+from agl_async_ckpt.exceptions import DamagedStateError, StateWriteError  # noqa: E402
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, RUN_FILE_NAME, SEAL_NAME  # noqa: E402
 from tests.rig.life import run_life  # noqa: E402
 from tests.rig.record import Life  # noqa: E402
@@ -185,3 +185,16 @@ def test_what_another_user_left_in_the_folder_ends_no_training(
     second = resumes(run, first, folder, server, 3)
     assert any(f"{leftover}, left behind" in text and "cannot be removed" in text for text in second.warnings)
     assert any(f"{foreign} cannot be cleaned up: Permission denied" in text for text in second.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("n" * 300, "File name too long"), ("link", "a link that leads nowhere"), ("file/run", "Not a")]
+)
+def test_output_folder_that_cannot_be_is_refused_by_name(
+    run: RunSettings, server: AglServer, tmp_path: Path, name: str, reason: str
+) -> None:
+    """Before anything is trained, with the reason and what to do."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(StateWriteError, match=rf"(?s){name} cannot be written \({reason}.*trainer.default_local_dir"):
+        run_life(run, tmp_path / name, server.url)

@@ -77,6 +77,8 @@ def make_folders(path: Path) -> None:
     missing: list[Path] = []
     folder = path
     while not folder.exists():
+        if folder.is_symlink():
+            raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", str(folder))
         missing.append(folder)
         folder = folder.parent
     for folder in reversed(missing):
