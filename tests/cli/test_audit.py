@@ -40,6 +40,20 @@ def test_audit_of_a_sound_run_is_0_and_of_a_lossy_one_1(cli: Cli, tmp_path: Path
     assert "2 steps thrown away" in result.out
 
 
+def test_audit_of_a_ledger_with_gaps_says_that_it_cannot_be_told(cli: Cli, tmp_path: Path) -> None:
+    """Nothing is known to be lost; beside a loss the gap is counted."""
+    for story, text in (
+        (sound(), "Whether the promise was kept cannot be told: the ledger does not account for every step.\n"),
+        (lossy(), "The promise was not kept: 4 lost, 0 repeated, 2 other problems.\n"),
+    ):
+        path = story.write(tmp_path) / LEDGER_NAME
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join([*lines[:1], *lines[2:]]))
+        result = cli("audit", tmp_path)
+        assert (result.code, result.out.endswith(text)) == (1, True), result.out
+        path.unlink()
+
+
 def test_audit_json_holds_what_the_text_says(cli: Cli, tmp_path: Path) -> None:
     """One object."""
     result = cli("audit", lossy().write(tmp_path), "--json")

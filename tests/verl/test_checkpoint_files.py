@@ -188,7 +188,8 @@ def test_what_another_user_left_in_the_folder_ends_no_training(
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("n" * 300, "File name too long"), ("link", "a link that leads nowhere"), ("file/run", "Not a")]
+    ("name", "reason"),
+    [("n" * 300, "File name too long"), ("link", "a link that leads nowhere"), ("file/run", "Not a")],
 )
 def test_output_folder_that_cannot_be_is_refused_by_name(
     run: RunSettings, server: AglServer, tmp_path: Path, name: str, reason: str

@@ -32,6 +32,8 @@ exit codes:
   2  there is no ledger at PATH, it cannot be read, or the picture cannot be made
 """
 MAX_SHOWN_INPUTS = 12
+UNKNOWN = ("gap", "unexplained")
+"""Problems that say nothing of the promise, and keep the audit from telling."""
 NUMBERS = (
     "epoch",
     "inputs",
@@ -98,10 +100,17 @@ def _print(result: Audit) -> None:
         output.say(f"Note: in flight or buffered where the account begins: {plural(len(result.carried_in), 'input')}.")
     for problem in result.problems:
         output.say(f"Problem: {problem.text}{_named(problem.inputs)}")
+    output.say(_verdict(result))
+
+
+def _verdict(result: Audit) -> str:
     if result.holds:
-        output.say("The promise was kept: nothing lost, nothing repeated.")
-    else:
-        output.say(f"The promise was not kept: {len(result.lost)} lost, {len(result.repeated)} repeated.")
+        return "The promise was kept: nothing lost, nothing repeated."
+    if all(problem.kind in UNKNOWN for problem in result.problems):
+        return "Whether the promise was kept cannot be told: the ledger does not account for every step."
+    others = sum(problem.kind not in ("lost", "repeated") for problem in result.problems)
+    counts = f"{len(result.lost)} lost, {len(result.repeated)} repeated"
+    return f"The promise was not kept: {counts}{f', {plural(others, 'other problem')}' if others else ''}."
 
 
 def _summary(result: Audit) -> str:
