@@ -156,7 +156,7 @@ def test_request_that_is_older_than_the_run_is_ignored_and_removed(server: AglSe
 
 @pytest.mark.parametrize("touched", [True, False])
 def test_request_counts_whatever_its_clock_says(server: AglServer, tmp_path: Path, touched: bool) -> None:
-    """Left by a host whose clock is an hour behind, or after the clock was set back; beside one of an earlier trainer."""
+    """Left by a host whose clock is an hour behind, or after the clock was set back; over an earlier trainer's."""
     path = tmp_path / STOP_NAME
     request_stop(tmp_path, "an earlier test")
 

@@ -109,8 +109,8 @@ def _verdict(result: Audit) -> str:
     if all(problem.kind in UNKNOWN for problem in result.problems):
         return "Whether the promise was kept cannot be told: the ledger does not account for every step."
     others = sum(problem.kind not in ("lost", "repeated") for problem in result.problems)
-    counts = f"{len(result.lost)} lost, {len(result.repeated)} repeated"
-    return f"The promise was not kept: {counts}{f', {plural(others, 'other problem')}' if others else ''}."
+    more = f", {plural(others, 'other problem')}" if others else ""
+    return f"The promise was not kept: {len(result.lost)} lost, {len(result.repeated)} repeated{more}."
 
 
 def _summary(result: Audit) -> str:
