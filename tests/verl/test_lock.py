@@ -159,7 +159,8 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE_NAME).mkdir()
     with pytest.raises(StateWriteError, match="cannot be written") as caught:
         OutputLock(tmp_path, wait_s=0)
-    assert str(tmp_path) in str(caught.value)
+    assert f"{tmp_path} cannot be written ({LOCK_FILE_NAME}: Is a directory)" in str(caught.value)
+    assert f"Make {LOCK_FILE_NAME} in trainer.default_local_dir writable" in str(caught.value)
 
 
 @pytest.mark.parametrize(

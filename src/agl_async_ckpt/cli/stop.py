@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(
             f"The request {folder / STOP_NAME} cannot be left: {error.strerror}.\n"
-            "Ask as a user who may write into that folder, or send SIGTERM to a driver that handles it."
+            "Make room or write access in that folder and ask again, or send SIGTERM to a driver that handles it."
         ) from error
     if holder is not None:
         output.say(f"Asked {holder} to stop after its step, in {folder}.")

@@ -120,11 +120,16 @@ def write_error(target: Path, error: Exception) -> StateWriteError:
 
 
 def unwritable(folder: Path, error: OSError) -> StateWriteError:
-    """Say at a start that the output folder cannot be written, and keep the error number."""
+    """Say at a start that the output folder cannot be written, or which file in it, and keep the error number."""
+    file = Path(str(error.filename))
+    inside = file.parent == folder and not _TEMP_NAME.fullmatch(
+        file.name
+    )  # a temp file only says that it cannot be made
+    reason, what = (f"{file.name}: {error.strerror}", f"{file.name} in ") if inside else (error.strerror, "")
     return StateWriteError(
         error.errno,
-        f"The output folder {folder} cannot be written ({error.strerror}).\n"
-        "Nothing was trained. Make trainer.default_local_dir writable, or set another one.",
+        f"The output folder {folder} cannot be written ({reason}).\n"
+        f"Nothing was trained. Make {what}trainer.default_local_dir writable, or set another one.",
     )
 
 
