@@ -18,7 +18,14 @@ from agl_async_ckpt.exceptions import (
 )
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.container import Trailer, verify
-from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, MODEL_FOLDERS, SEAL_NAME, parse_step
+from agl_async_ckpt.storage.layout import (
+    FILE_NAME,
+    LOADER_FILE_NAME,
+    LOCK_FILE_NAME,
+    MODEL_FOLDERS,
+    SEAL_NAME,
+    parse_step,
+)
 from agl_async_ckpt.storage.lock import read_holder
 from agl_async_ckpt.storage.run_identity import RunIdentity, read_run
 from agl_async_ckpt.storage.steps import StepInfo, inspect_step, list_steps, read_tracker
@@ -100,13 +107,18 @@ def has_state(step_dir: Path) -> bool:
 
 
 def missing_state(step_dir: Path) -> MissingStateError | None:
-    """Return the error of a step that has no input state though it must have one; None if it need not.
+    """Return the error of a step that has nothing at all, or no input state though it must have one; else None.
 
     Raises:
         DamagedStateError: The run's identity cannot be read.
     """
     if not must_have_state(step_dir, read_run(step_dir.parent)):
-        return None
+        if not is_pruned(step_dir) or _may_exist(step_dir / LOADER_FILE_NAME):
+            return None
+        return MissingStateError(
+            f"{step_dir} holds nothing to resume from: no model, no {LOADER_FILE_NAME} and no input position.\n"
+            f"{other_step(step_dir)}"
+        )
     return MissingStateError(
         f"{step_dir} has no {FILE_NAME}, though this run wrote them before.\n"
         "Buffered and in-flight inputs of that step cannot be reconstructed. Resume from a step that has the file, or "
