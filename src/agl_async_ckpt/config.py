@@ -18,6 +18,9 @@ PLACES_TO_ERR = ("", "trainer", PARENT, f"{PARENT}.async_rollout")
 NAMES_TO_ERR = (NAME, "async_ckpt", "agl_async_ckpt")
 """Where a user may think the section is, and what it may be called there; close names count too."""
 
+NAMES_OF_OTHERS = ("enabled", "adopt", "reclaim", "ledger")
+"""Settings whose names say too little to be ours outside of the section `agentlightning`."""
+
 STOPPING_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP")
 """Signals that people and schedulers send to ask for an end; others say that the process is broken."""
 
@@ -160,6 +163,14 @@ def _refuse_misplaced(config: Any) -> None:
             path = f"{place}.{key}" if place else str(key)
             if path != SECTION and get_close_matches(str(key), NAMES_TO_ERR, cutoff=0.8):
                 raise ConfigError(f"The config has a section {path}, which nothing reads.\nDid you mean {SECTION}?")
+            if _is_setting(str(key), place):
+                raise ConfigError(f"The config sets {path}, which nothing reads.\nDid you mean {SECTION}.{key}?")
+
+
+def _is_setting(key: str, place: str) -> bool:
+    """Whether a key is one of our settings, one level or more too high."""
+    names = AsyncCheckpointConfig.model_fields
+    return key in names and key != "enabled" and (place.startswith(PARENT) or key not in NAMES_OF_OTHERS)
 
 
 def _allowed_keys() -> str:

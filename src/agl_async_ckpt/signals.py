@@ -127,7 +127,8 @@ class StopSignals:
             request.by,
             self._grace_s,
         )
-        give_up_at = time.monotonic() + self._grace_s
+        # A wait that is longer than Python can wait (292 years) is for ever.
+        give_up_at = time.monotonic() + min(self._grace_s, threading.TIMEOUT_MAX - 1)
         told = False
         while not self._over.is_set() and time.monotonic() < give_up_at:
             try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,17 @@ class Result:
 
 
 Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Become a user who may do no more than the modes of files say, until the end of the test; root may do anything."""
+    user = os.geteuid()
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == user and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | (0o055 if folder == tmp_path else 0o011))
+    yield lambda: os.seteuid(user or 65534)
+    os.seteuid(user)
 
 
 @pytest.fixture

@@ -191,6 +191,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
         lambda out: (out / "global_step_2" / FILE_NAME).unlink(),
         lambda out: (out / "global_step_2" / SEAL_NAME).unlink(),
     ),
+    "step_that_was_never_written": lambda out: (out / "global_step_1").mkdir(),
     "no_step_is_proven": _all_incomplete,
     "saved_in_the_background_and_never_published": _background,
     "plain_run": _plain_run,

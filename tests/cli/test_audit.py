@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,20 @@ def test_audit_of_a_sound_run_is_0_and_of_a_lossy_one_1(cli: Cli, tmp_path: Path
     assert "Dataset rows: 6, 7, 8" in result.out
     assert "4 lost, 0 repeated" in result.out
     assert "2 steps thrown away" in result.out
+
+
+def test_audit_of_a_ledger_with_gaps_says_that_it_cannot_be_told(cli: Cli, tmp_path: Path) -> None:
+    """Nothing is known to be lost; beside a loss the gap is counted."""
+    for story, text in (
+        (sound(), "Whether the promise was kept cannot be told: the ledger does not account for every step.\n"),
+        (lossy(), "The promise was not kept: 4 lost, 0 repeated, 2 other problems.\n"),
+    ):
+        path = story.write(tmp_path) / LEDGER_NAME
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join([*lines[:1], *lines[2:]]))
+        result = cli("audit", tmp_path)
+        assert (result.code, result.out.endswith(text)) == (1, True), result.out
+        path.unlink()
 
 
 def test_audit_json_holds_what_the_text_says(cli: Cli, tmp_path: Path) -> None:
@@ -81,6 +96,36 @@ def test_audit_of_a_run_that_is_writing_looks_at_what_is_whole(cli: Cli, tmp_pat
     assert "goes on, or was killed" in result.out
 
 
+def test_audit_takes_a_copy_of_a_ledger_under_another_name(cli: Cli, tmp_path: Path) -> None:
+    """And says of another file that it is none."""
+    copy = tmp_path / "last_week.jsonl"
+    copy.write_bytes((sound().write(tmp_path / "run") / LEDGER_NAME).read_bytes())
+    assert cli("audit", copy).code == 0
+    copy.write_text("notes\n")
+    result = cli("audit", copy)
+    assert (result.code, f"{copy} is no ledger: line 1" in result.err) == (1, True)
+
+
+def test_audit_of_an_empty_path_is_not_of_the_working_folder(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that is not set must not have another run audited."""
+    monkeypatch.chdir(sound().write(tmp_path))
+    assert cli("audit", ".").code == 0
+    result = cli("audit", "")
+    assert (result.code, "The empty path does not exist." in result.err) == (2, True)
+
+
+def test_audit_of_a_ledger_that_may_not_be_read_is_2(cli: Cli, tmp_path: Path, stranger: Callable[[], None]) -> None:
+    """The promise is neither kept nor broken."""
+    path = sound().write(tmp_path) / LEDGER_NAME
+    assert cli("audit", tmp_path).code == 0  # everything that it imports is imported now
+    path.chmod(0)
+    stranger()
+    result = cli("audit", tmp_path)
+    assert (result.code, result.err) == (2, f"agl-async-ckpt: {path} cannot be read: Permission denied.\n")
+
+
 def test_bad_input_is_one_paragraph_without_a_traceback(cli: Cli, tmp_path: Path) -> None:
     """No path, a folder without a ledger, no ledger at all in the file, a picture of an unknown kind."""
     folder = sound().write(tmp_path / "sound")
@@ -88,7 +133,7 @@ def test_bad_input_is_one_paragraph_without_a_traceback(cli: Cli, tmp_path: Path
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / LEDGER_NAME).write_bytes(b"\x80\x81\n\xff")
     cases = [
-        (("audit", tmp_path / "nothing"), 2, "no such path"),
+        (("audit", tmp_path / "nothing"), 2, "does not exist"),
         (("audit", tmp_path / "empty"), 2, LEDGER_NAME),
         (("audit", tmp_path / "damaged"), 1, "is no ledger"),
         (("audit", folder, "--plot", tmp_path / "x.pdf"), 2, ".png, .svg, .html"),

@@ -126,6 +126,16 @@ def on_a_terminal(width: int, **environment: str) -> str:
     return data.decode().replace("\r\n", "\n")
 
 
+@pytest.mark.parametrize("width", [1, 12])
+def test_table_that_a_terminal_is_too_narrow_for_is_plain_and_whole(width: int) -> None:
+    """A drawn one would lack columns, and nobody would know: the terminal wraps the lines instead."""
+    text = on_a_terminal(width)
+    assert " n  name" in text
+    assert "[red]x[/red]\\x1b[2J" in text
+    assert text.count("long ") == 30
+    assert text.count("spare") == 1
+
+
 def test_table_on_a_terminal_is_drawn_by_rich_and_takes_nothing_of_the_data_for_markup() -> None:
     """Colours are rich's own; those in the data are shown as text."""
     text = on_a_terminal(100)

@@ -10,6 +10,15 @@ from tests.cli.conftest import Cli
 from tests.cli.folders import flip, plain_save, save_step
 
 
+def test_empty_step_is_no_checkpoint_to_resume_from(cli: Cli, out: Path) -> None:
+    """VERL would find that out when its models are built."""
+    (out / "global_step_1").mkdir()
+    result = cli("plan", out / "global_step_1")
+    assert result.code == 1
+    assert f"refused: {out / 'global_step_1'} holds nothing to resume from: no model, no data.pt and no " in result.out
+    assert f"Newest other complete checkpoint: {out / 'global_step_6'}" in result.out
+
+
 def test_sound_run_resumes_from_the_selected_step(cli: Cli, out: Path) -> None:
     """Mode, step, why, and what is restored."""
     result = cli("plan", out)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import socket
 import threading
 import time
@@ -123,13 +126,93 @@ def test_stop_refuses_what_is_no_output_folder(cli: Cli, out: Path, tmp_path: Pa
         assert not (path / STOP_NAME).exists()
 
 
-@pytest.mark.parametrize("seconds", ["-1", "inf", "nan", "soon"])
+def test_stop_waits_for_the_answer_where_there_are_no_locks(
+    cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last trainer ran on this host, and nothing says that it is gone: some file systems lock nothing."""
+
+    def no_locks(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    OutputLock(out, wait_s=0).release()
+    monkeypatch.setattr(stop, "POLL_S", 0.02)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert cli("stop", out, "--wait", "0.1").code == 1
+    timer = threading.Timer(0.2, remove_request, [out])
+    timer.start()
+    result = cli("stop", out, "--wait", "30")
+    timer.join()
+    assert (result.code, "The trainer has stopped" in result.out) == (0, True)
+
+
+def test_stop_says_that_its_request_is_gone_though_the_trainer_is_not(
+    cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has removed it, or the trainer has seen it and takes its time: it is not said to be there."""
+    monkeypatch.setattr(stop, "POLL_S", 0.02)
+    lock = OutputLock(out, wait_s=0)
+    timer = threading.Timer(0.1, remove_request, [out])
+    timer.start()
+    result = cli("stop", out, "--wait", "0.5")
+    timer.join()
+    lock.release()
+    assert result.code == 1
+    assert result.err.startswith("agl-async-ckpt: Process ")
+    assert "The request is gone" in result.err
+
+
+def test_stop_in_a_folder_that_cannot_be_written_names_the_request(
+    cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the temporary file that it would have come from; and what to do instead."""
+
+    def refuse(output_dir: Path, by: str) -> StopRequest:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{output_dir}/.{STOP_NAME}.1.0123abcd.tmp")
+
+    monkeypatch.setattr(stop, "request_stop", refuse)
+    result = cli("stop", out)
+    assert (result.code, ".tmp" in result.err, "Traceback" in result.err) == (2, False, False)
+    assert f"{out / STOP_NAME} cannot be left: Permission denied.\n" in result.err
+    assert "SIGTERM" in result.err
+
+
+def test_stop_with_a_folder_in_the_place_of_its_request_names_it(cli: Cli, out: Path) -> None:
+    """A rename onto it fails; no temporary file is left."""
+    (out / STOP_NAME).mkdir()
+    before = sorted(path.name for path in out.iterdir())
+    result = cli("stop", out)
+    assert result.code == 2
+    assert f"{out / STOP_NAME} cannot be left: Is a directory." in result.err
+    assert sorted(path.name for path in out.iterdir()) == before
+
+
+def test_stop_says_what_is_wrong_with_the_tracker(cli: Cli, out: Path, trainer: Trainer) -> None:
+    """A torn one is not "no checkpoint"."""
+    trainer(lambda: (out / TRACKER_NAME).write_text(""))
+    result = cli("stop", out, "--wait", "30")
+    assert f"The trainer has ended; {out / TRACKER_NAME} holds no number (it is empty)." in result.out
+
+
+@pytest.mark.parametrize("seconds", ["-1", "inf", "nan", "soon", "10m", ""])
 def test_stop_refuses_a_wait_that_is_no_time(cli: Cli, out: Path, seconds: str) -> None:
-    """By argparse."""
-    assert cli("stop", out, f"--wait={seconds}").code == 2
+    """By argparse, in words that a user knows."""
+    result = cli("stop", out, f"--wait={seconds}")
+    assert result.code == 2
+    assert f"argument --wait: must be a number of seconds, 0 or more, got {seconds!r}" in result.err
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"requested_at": 1}', "x" * 10_000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"requested_at": 1}',
+        '{"requested_at": 1, "by": "", "host": "", "pid": Infinity}',
+        f'{{"requested_at": 1{"0" * 400}, "by": "", "host": "", "pid": 1}}',
+        "x" * 10_000,
+    ],
+)
 def test_any_content_is_a_request_of_the_time_of_the_file(tmp_path: Path, content: str) -> None:
     """`touch`, `echo`, or a file that was cut: whoever leaves one means it."""
     path = tmp_path / STOP_NAME

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agl_async_ckpt.in_flight.liveness import ALIVE_FILE_NAME
-from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, RUN_FILE_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME
 from tests.cli.conftest import Cli
 from tests.cli.folders import DAMAGES, flip, plain_save, save_step
 
@@ -110,7 +111,7 @@ def test_tracker_that_a_start_repairs_is_a_problem_of_the_folder(cli: Cli, out: 
 def test_what_costs_nothing_is_a_note(cli: Cli, out: Path) -> None:
     """Leftovers, an unreadable proof of life, a copied folder, what in_flight=drop has left out, an emptied step."""
     (out / "global_step_6" / f".{FILE_NAME}.123.0123abcd.tmp").write_bytes(b"x")
-    (out / ALIVE_FILE_NAME).write_text("{")
+    (out / ALIVE_FILE_NAME).write_text('{"run_id": "run-1", "lives": [[1, 1' + "0" * 400 + "]]}")
     save_step(out, 7, num_dropped_groups=3, carry_over=())
     (out / "global_step_1").mkdir()
     copy = out.parent / "copy"
@@ -126,6 +127,61 @@ def test_what_costs_nothing_is_a_note(cli: Cli, out: Path) -> None:
     ):
         assert text in result.out, text
     assert "left behind" not in cli("verify", out, "--json").json()["problems"]
+
+
+def test_step_that_is_asked_for_and_holds_nothing_is_not_sound(cli: Cli, out: Path) -> None:
+    """`verify STEP && cp -a STEP archive/` must not archive an empty shell; in its folder it is counted apart."""
+    (out / "global_step_1").mkdir()
+    result = cli("verify", out / "global_step_1")
+    assert (result.code, "nothing to resume from" in result.out) == (1, True)
+    assert cli("verify", out / "global_step_1", "--json").json()["sound"] is False
+    result = cli("verify", out)
+    assert result.code == 0
+    assert result.out.endswith("4 steps, 3 sound, 1 with nothing to resume from.\n")
+
+
+def test_step_that_is_being_saved_is_not_sound_yet(cli: Cli, out: Path) -> None:
+    """Nor may it be archived; in its folder it is a note."""
+    (out / LOCK_FILE_NAME).write_text('{"host": "node-1", "pid": 4711, "since": 1.0}')
+    (out / "global_step_6" / SEAL_NAME).unlink()
+    (out / TRACKER_NAME).write_text("4")
+    with (out / LOCK_FILE_NAME).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert cli("verify", out / "global_step_6").code == 1
+        assert cli("verify", out).code == 0
+
+
+def warm_up(cli: Cli, out: Path) -> None:
+    """Import all that the commands import: a stranger may not be able to."""
+    assert [cli(command, out).code for command in ("verify", "plan", "show")] == [0, 0, 0]
+
+
+def test_step_that_may_not_be_looked_into_is_a_problem_of_that_step(
+    cli: Cli, out: Path, stranger: Callable[[], None]
+) -> None:
+    """Of another user, perhaps: the other steps are judged all the same, and so does a start refuse it by name."""
+    warm_up(cli, out)
+    (out / "global_step_6").chmod(0)
+    stranger()
+    result = cli("verify", out)
+    assert result.code == 1
+    assert "2 sound" in result.out
+    assert f"{out / 'global_step_6' / FILE_NAME} cannot be read: Permission denied." in result.out
+    result = cli("plan", out)
+    assert result.code == 1
+    assert f"refused: {out / 'global_step_6' / FILE_NAME} cannot be read: Permission denied." in result.out
+    assert f"Newest other complete checkpoint: {out / 'global_step_4'}" in result.out
+
+
+def test_run_file_that_may_not_be_read_is_not_to_be_removed(cli: Cli, out: Path, stranger: Callable[[], None]) -> None:
+    """It is sound, and another user's."""
+    warm_up(cli, out)
+    (out / RUN_FILE_NAME).chmod(0)
+    stranger()
+    result = cli("plan", out)
+    assert result.code == 1
+    assert f"refused: {out / RUN_FILE_NAME} cannot be read: Permission denied.\n" in result.out
+    assert "remove it" not in result.out
 
 
 def test_folder_in_use_is_noted(cli: Cli, out: Path) -> None:

@@ -73,6 +73,25 @@ def failing_calls() -> dict[str, tuple[Callable[[Any], Any], str]]:
     }
 
 
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        ("list", "agl_base_url the address of an agl-server?"),
+        ("create", "agl_base_url the address of an agl-server?"),
+        ("proxy", "agl_base_url the address of an agl-server?"),
+        ("models", "agl_base_url the address of an agl-server?"),
+        ("delete", "was the server restarted?"),
+    ],
+)
+def test_not_found_hints_at_what_can_be_missing(serve: Any, client_of: Any, call: str, hint: str) -> None:
+    """An agl-server misses nothing but rollouts."""
+    ask, _ = failing_calls()[call]
+    with pytest.raises(ServerError) as caught:
+        ask(client_of(serve((404, b"<html>")).url))
+    assert "HTTP 404 (" in str(caught.value)
+    assert hint in str(caught.value)
+
+
 @pytest.mark.parametrize("call", failing_calls())
 @pytest.mark.parametrize(
     ("answer", "says"),

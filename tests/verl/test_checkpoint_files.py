@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
-from agl_async_ckpt.exceptions import DamagedStateError  # noqa: E402
+from agl_async_ckpt.exceptions import DamagedStateError, StateWriteError  # noqa: E402
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, RUN_FILE_NAME, SEAL_NAME  # noqa: E402
 from tests.rig.life import run_life  # noqa: E402
 from tests.rig.record import Life  # noqa: E402
@@ -160,3 +161,41 @@ def test_single_step_that_was_copied_into_an_empty_folder_resumes(
     second = resumes(run, first, copy, server, 2)
     assert any(TRACKER in warning for warning in second.warnings)
     assert (copy / RUN_FILE_NAME).read_text() != (folder / RUN_FILE_NAME).read_text()
+
+
+def test_what_another_user_left_in_the_folder_ends_no_training(
+    run: RunSettings, saved: tuple[Life, Path], server: AglServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old step and a leftover that this user may neither look into nor remove: warnings at most, and exact."""
+    first, folder = saved
+    foreign, leftover = folder / "global_step_1", folder / f".{FILE_NAME}.1.0123abcd.tmp"
+    leftover.touch()
+
+    def refused(path: Path, *args: Any, **kwargs: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for name in ("iterdir", "exists", "unlink"):
+        real = getattr(Path, name)
+
+        def guarded(path: Path, *args: Any, real: Any = real, **kwargs: Any) -> Any:
+            is_foreign = foreign in (path, path.parent) or path == leftover
+            return (refused if is_foreign else real)(path, *args, **kwargs)
+
+        monkeypatch.setattr(Path, name, guarded)
+    second = resumes(run, first, folder, server, 3)
+    assert any(f"{leftover}, left behind" in text and "cannot be removed" in text for text in second.warnings)
+    assert any(f"{foreign} cannot be cleaned up: Permission denied" in text for text in second.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("n" * 300, "File name too long"), ("link", "a link that leads nowhere"), ("file/run", "Not a")],
+)
+def test_output_folder_that_cannot_be_is_refused_by_name(
+    run: RunSettings, server: AglServer, tmp_path: Path, name: str, reason: str
+) -> None:
+    """Before anything is trained, with the reason and what to do."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(StateWriteError, match=rf"(?s){name} cannot be written \({reason}.*trainer.default_local_dir"):
+        run_life(run, tmp_path / name, server.url)

@@ -168,6 +168,35 @@ def test_section_in_another_place_is_refused(path: str, struct: bool) -> None:
     assert refusal(config) == f"The config has a section {path}, which nothing reads.\nDid you mean {SECTION}?"
 
 
+@STRUCT
+@pytest.mark.parametrize(
+    "path",
+    [
+        "save_every_minutes",
+        "trainer.save_every_minutes",
+        "agentlightning.stop_signals",
+        "agentlightning.ledger",
+        "agentlightning.async_rollout.in_flight",
+        "agentlightning.async_rollout.adopt",
+    ],
+)
+def test_setting_outside_of_its_section_is_refused(path: str, struct: bool) -> None:
+    """It would be unused, silently: with its path and the right one."""
+    config = trainer_config()
+    OmegaConf.update(config, path, None, force_add=True)
+    OmegaConf.set_struct(config, struct)
+    name = path.rpartition(".")[2]
+    assert refusal(config) == f"The config sets {path}, which nothing reads.\nDid you mean {SECTION}.{name}?"
+
+
+@pytest.mark.parametrize("path", ["ledger", "trainer.adopt", "enabled", "agentlightning.enabled", "reward.in_flight"])
+def test_key_that_may_be_anybodys_is_left_alone(path: str) -> None:
+    """Too short a name, or a section that has nothing to do with this one."""
+    config = trainer_config()
+    OmegaConf.update(config, path, True, force_add=True)
+    assert read_config(config) == AsyncCheckpointConfig()
+
+
 def test_section_in_its_place_and_in_another_is_refused() -> None:
     """One of the two would be unused, silently."""
     config = trainer_config({"enabled": True}, trainer={"async_checkpoint": {"enabled": False}})

@@ -166,6 +166,7 @@ GOOD = {"run_id": "run", "lives": [[1.0, 2.0]]}
         json.dumps({**GOOD, "lives": [[1.0]]}).encode(),
         json.dumps({**GOOD, "lives": [["a", "b"]]}).encode(),
         json.dumps({**GOOD, "lives": [1.0, 2.0]}).encode(),
+        json.dumps({**GOOD, "lives": [[1.0, 10**400]]}).encode(),
         json.dumps({"run_id": "run"}).encode(),
         json.dumps({"lives": [[1.0, 2.0]]}).encode(),
     ],

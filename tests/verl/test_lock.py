@@ -159,10 +159,21 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE_NAME).mkdir()
     with pytest.raises(StateWriteError, match="cannot be written") as caught:
         OutputLock(tmp_path, wait_s=0)
-    assert str(tmp_path) in str(caught.value)
+    assert f"{tmp_path} cannot be written ({LOCK_FILE_NAME}: Is a directory)" in str(caught.value)
+    assert f"Make {LOCK_FILE_NAME} in trainer.default_local_dir writable" in str(caught.value)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"7", b'{"host": "a"}', b"\xff", b"[" * 9000], ids=repr)
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{", b"7", b'{"host": "a"}', b"\xff", b"[" * 9000),
+        b'{"host": "a", "pid": Infinity, "since": 1}',
+        b'{"host": "a", "pid": 1, "since": 1' + b"0" * 400 + b"}",
+        b'{"host": "a", "pid": 1, "since": NaN}',
+        b'{"host": "a", "pid": 1, "since": 1e20}',
+    ],
+    ids=lambda data: repr(data[:50]),
+)
 def test_unreadable_holder_is_unknown(tmp_path: Path, data: bytes) -> None:
     """The lock counts, not the text in its file."""
     (tmp_path / LOCK_FILE_NAME).write_bytes(data)

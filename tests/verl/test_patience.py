@@ -128,6 +128,47 @@ def test_not_found_by_something_before_the_server_is_waited_out(serve: Any, clie
     assert clock.pauses == [0.5]
 
 
+def test_error_page_that_quotes_the_url_is_no_answer_of_the_server(serve: Any, client_of: Any, clock: Clock) -> None:
+    """A web server says which page it has not found: the rollout is not lost for that."""
+    page = b"<html>The requested URL /api/rollouts/r1 was not found on this server."
+    double = serve((404, page), (404, b'{"detail":"Rollout not found: r1"}'))
+    assert client_of(double.url).get("/api/rollouts/r1").json() == {"detail": "Rollout not found: r1"}
+    assert clock.pauses == [0.5]
+
+
+@pytest.mark.parametrize("url", ["/api/models", "/api/rollouts", "/proxy/state"])
+def test_not_found_is_waited_out_once_the_server_has_answered(
+    serve: Any, client_of: Any, clock: Clock, url: str
+) -> None:
+    """A proxy has lost its backend; agl-server always has these. At the start it is the wrong address."""
+    double = serve((404, b"404 page not found"), ok({}), (404, b"404 page not found"), ok({"a": 1}))
+    client = client_of(double.url)
+    assert client.get(url).status_code == 404
+    assert client.get(url).json() == {}
+    assert client.get(url).json() == {"a": 1}
+    assert clock.pauses == [0.5]
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "htp://127.0.0.1:8000"])
+def test_address_that_is_no_url_is_refused_at_once(client_of: Any, clock: Clock, url: str) -> None:
+    """No server will ever answer there."""
+    with pytest.raises(ServerError, match=r"the registered models \(agentlightning.agl_base_url must be like http"):
+        client_of(url).get("/api/models")
+    assert clock.pauses == []
+
+
+def test_key_that_is_no_header_is_refused_at_once_and_not_told(
+    serve: Any, client_of: Any, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a line break in it, as a file has at its end."""
+    client = client_of(serve(ok({})).url)
+    with pytest.raises(ServerError, match=r"agl_key") as caught:
+        client.get("/api/models", headers={"X-Key": "secret\n"})
+    assert clock.pauses == []
+    assert "secret" not in str(caught.value) + caplog.text
+    assert caught.value.__suppress_context__
+
+
 def test_pauses_grow_to_a_bound_and_end_with_the_wait(client_of: Any, clock: Clock, free_url: str) -> None:
     """Back-off doubles up to 15 s; the last pause ends when the time is up; the error names URL, cause and subject."""
     with pytest.raises(ServerError) as caught:

@@ -152,6 +152,17 @@ def test_trainer_that_does_not_stop_is_left_after_the_grace(drivers: list[Driver
     assert driver.end()[0] == EXIT_STOPPED
 
 
+def test_grace_without_an_end_is_waited_for(drivers: list[Driver]) -> None:
+    """`stop_grace_s: .inf`: the wait is longer than Python's own waits may be."""
+    driver = Driver(grace_s=float("inf"))
+    drivers.append(driver)
+    driver.send(signal.SIGTERM)
+    driver.expect("asked SIGTERM")
+    driver.expect("saved")
+    code, error = driver.end()
+    assert (code, "OverflowError" in error) == (EXIT_STOPPED, False)
+
+
 def test_request_is_tried_again_until_it_gets_through(drivers: list[Driver]) -> None:
     """Ray may be starting, or its head node coming back."""
     driver = Driver(refusals=1)

@@ -20,7 +20,7 @@ require_frameworks()
 from agl_async_ckpt.cli.main import main  # noqa: E402
 from agl_async_ckpt.exceptions import EXIT_STOPPED, TrainingStopped  # noqa: E402
 from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME  # noqa: E402
-from agl_async_ckpt.storage.stop_request import request_stop  # noqa: E402
+from agl_async_ckpt.storage.stop_request import StopRequest, request_stop  # noqa: E402
 from agl_async_ckpt.trainer import extend  # noqa: E402
 from tests.rig.agents import AgentPlan, AgentTable  # noqa: E402
 from tests.rig.child import ChildLife  # noqa: E402
@@ -148,11 +148,42 @@ def test_stop_before_the_first_step_saves_nothing(server: AglServer, tmp_path: P
 def test_request_that_is_older_than_the_run_is_ignored_and_removed(server: AglServer, tmp_path: Path) -> None:
     """It was meant for a trainer that was killed before it could stop."""
     request_stop(tmp_path, "an earlier test")
-    time.sleep(0.01)
     life = run_life(RUN, tmp_path, server.url)
     assert life.finished
     assert not (tmp_path / STOP_NAME).exists()
-    assert any("older than this run" in text for _, text in life.log)
+    assert any("it was there before this trainer" in text for _, text in life.log)
+
+
+@pytest.mark.parametrize("touched", [True, False])
+def test_request_counts_whatever_its_clock_says(server: AglServer, tmp_path: Path, touched: bool) -> None:
+    """Left by a host whose clock is an hour behind, or after the clock was set back; over an earlier trainer's."""
+    path = tmp_path / STOP_NAME
+    request_stop(tmp_path, "an earlier test")
+
+    def ask(point: str, step: int) -> bool:
+        if (point, step) == ("pulled", 2):
+            if touched:
+                path.write_text("")
+                os.utime(path, (time.time() - 3600,) * 2)
+            else:
+                path.write_text(replace(StopRequest.now("the test"), requested_at=time.time() - 3600).to_json())
+        return False
+
+    assert run_life(RUN, tmp_path, server.url, die_at=ask).stopped == 2
+    assert not path.exists()
+
+
+def test_request_that_was_there_before_stops_no_later_fit(server: AglServer, tmp_path: Path) -> None:
+    """Nor when the folder cannot be written, so that it stays."""
+    request_stop(tmp_path, "an earlier test")
+    path = tmp_path / STOP_NAME
+    content = path.read_text()
+
+    def bring_back(point: str, step: int) -> bool:
+        path.write_text(content)
+        return False
+
+    assert run_life(RUN, tmp_path, server.url, die_at=bring_back).finished
 
 
 def test_touched_file_is_a_request(server: AglServer, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from agl_async_ckpt.checkpoint.retention import remove_leftovers
 from agl_async_ckpt.checkpoint.session import Session
 from agl_async_ckpt.checkpoint.step_check import check_step, dropped_text, has_state, missing_state, plain_step_text
 from agl_async_ckpt.config import SECTION
-from agl_async_ckpt.exceptions import StateMismatchError, describe
+from agl_async_ckpt.exceptions import AsyncCheckpointError, StateMismatchError, describe
 from agl_async_ckpt.ledger.entry import ResumeKind
 from agl_async_ckpt.state import InputState, num_rows
 from agl_async_ckpt.storage.container import verify
@@ -113,12 +113,14 @@ def _rows_of(loader_state: Mapping[str, Any] | None) -> int | None:
 
 def _enter(trainer: Any, session: Session, folder: Path) -> None:
     """Keep other trainers out of the output folder before anything in it is looked at."""
-    if not folder.is_dir():
-        locate(trainer)  # a wrong path is refused before a folder is made for it
-        try:
+    try:
+        if not folder.is_dir():
+            locate(trainer)  # a wrong path is refused before a folder is made for it
             make_folders(folder)
-        except OSError as error:
-            raise unwritable(folder, error) from error
+    except AsyncCheckpointError:
+        raise
+    except OSError as error:  # also a name that is too long, or a folder on the way that may not be passed
+        raise unwritable(folder, error) from error
     session.enter_folder(folder)
 
 

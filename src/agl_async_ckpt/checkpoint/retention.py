@@ -77,20 +77,28 @@ def remove_surplus(output_dir: Path, saved_steps: list[int], roles: list[str]) -
 def remove_unusable_inputs(output_dir: Path, newest: int) -> None:
     """Remove the input files of steps whose model is gone: no resume can use them. Never the newest step's.
 
-    Where the driver saw no model at the save (node-local disks), nothing is known and nothing is removed.
+    Where the driver saw no model at the save (node-local disks), nothing is known and nothing is removed. What cannot
+    be removed, or looked at, takes up space; it is no reason to end a training that has saved.
     """
     for folder in output_dir.iterdir():
         step = parse_step(folder)
-        if step is None or step == newest or not (folder / FILE_NAME).exists():
+        if step is None or step == newest:
             continue
         try:
-            sealed = read_seal(folder).model_files
-        except AsyncCheckpointError:
-            continue
-        had = {role for role in MODEL_FOLDERS if any(name.startswith(f"{role}/") for name in sealed)}
-        if any(not (folder / role).exists() for role in had):
-            remove_files(folder, (SEAL_NAME, FILE_NAME))
-            log.info("Removed the input position of step %d: its model was removed by retention.", step)
+            if (folder / FILE_NAME).exists() and _has_lost_a_model(folder):
+                remove_files(folder, (SEAL_NAME, FILE_NAME))
+                log.info("Removed the input position of step %d: its model was removed by retention.", step)
+        except OSError as error:
+            log.warning("%s cannot be cleaned up: %s. It takes up space until it is.", folder, error.strerror)
+
+
+def _has_lost_a_model(folder: Path) -> bool:
+    try:
+        sealed = read_seal(folder).model_files
+    except AsyncCheckpointError:
+        return False
+    had = {role for role in MODEL_FOLDERS if any(name.startswith(f"{role}/") for name in sealed)}
+    return any(not (folder / role).exists() for role in had)
 
 
 def remove_leftovers(output_dir: Path) -> None:

@@ -193,7 +193,7 @@ def _judge_proof_of_life(folder: Path, run: RunIdentity | None, report: Report) 
         known, spans = values["run_id"], [(float(first), float(last)) for first, last in values["lives"]]
     except FileNotFoundError:
         return
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         report.notes.append(
             Finding(
                 path,

@@ -18,7 +18,14 @@ from agl_async_ckpt.exceptions import (
 )
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.container import Trailer, verify
-from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, MODEL_FOLDERS, SEAL_NAME, parse_step
+from agl_async_ckpt.storage.layout import (
+    FILE_NAME,
+    LOADER_FILE_NAME,
+    LOCK_FILE_NAME,
+    MODEL_FOLDERS,
+    SEAL_NAME,
+    parse_step,
+)
 from agl_async_ckpt.storage.lock import read_holder
 from agl_async_ckpt.storage.run_identity import RunIdentity, read_run
 from agl_async_ckpt.storage.steps import StepInfo, inspect_step, list_steps, read_tracker
@@ -92,18 +99,26 @@ def check_file(path: Path) -> StepCheck:
 
 
 def has_state(step_dir: Path) -> bool:
-    """Whether a step has an input state, whole or not; a link that leads nowhere is none."""
-    return (step_dir / FILE_NAME).exists()
+    """Whether a step has an input state, whole or not; a link that leads nowhere is none.
+
+    In a step that may not be looked into it has one: reading it says why it cannot be used.
+    """
+    return _may_exist(step_dir / FILE_NAME)
 
 
 def missing_state(step_dir: Path) -> MissingStateError | None:
-    """Return the error of a step that has no input state though it must have one; None if it need not.
+    """Return the error of a step that has nothing at all, or no input state though it must have one; else None.
 
     Raises:
         DamagedStateError: The run's identity cannot be read.
     """
     if not must_have_state(step_dir, read_run(step_dir.parent)):
-        return None
+        if not is_pruned(step_dir) or _may_exist(step_dir / LOADER_FILE_NAME):
+            return None
+        return MissingStateError(
+            f"{step_dir} holds nothing to resume from: no model, no {LOADER_FILE_NAME} and no input position.\n"
+            f"{other_step(step_dir)}"
+        )
     return MissingStateError(
         f"{step_dir} has no {FILE_NAME}, though this run wrote them before.\n"
         "Buffered and in-flight inputs of that step cannot be reconstructed. Resume from a step that has the file, or "
@@ -116,7 +131,7 @@ def must_have_state(step_dir: Path, run: RunIdentity | None) -> bool:
     step = parse_step(step_dir)
     assert step is not None
     wrote_before = run is not None and run.first_step is not None and run.first_step <= step
-    return wrote_before or (step_dir / SEAL_NAME).exists()
+    return wrote_before or _may_exist(step_dir / SEAL_NAME)
 
 
 def being_saved(info: StepInfo, holder: str | None) -> str | None:
@@ -145,7 +160,15 @@ def _changed_at(folder: Path) -> float:
 
 def is_pruned(step_dir: Path) -> bool:
     """Whether retention has left an empty shell: neither model nor input state nor seal."""
-    return not any((step_dir / name).exists() for name in (FILE_NAME, SEAL_NAME, *MODEL_FOLDERS))
+    return not any(_may_exist(step_dir / name) for name in (FILE_NAME, SEAL_NAME, *MODEL_FOLDERS))
+
+
+def _may_exist(path: Path) -> bool:
+    """Whether something is there, or its folder may not be looked into."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
 
 
 def plain_step_text(step_dir: Path) -> str:

@@ -44,7 +44,8 @@ class StepEnd:
         self._config = config
         self._section = section
         self._save = save
-        self._began_at = time.time()
+        # Told apart by what it is and not by its time: clocks of hosts differ, and are set back.
+        self._left_before = self._look_into_folder()
         self.begin()
 
     def begin(self) -> None:
@@ -144,14 +145,17 @@ class StepEnd:
         return self.request is not None
 
     def _request_in_folder(self) -> StopRequest | None:
-        if self._section.get("val_only", False):
-            return None  # the folder is another trainer's, and so is the request
-        request = read_request(self._output_dir)
-        if request is None or request.requested_at >= self._began_at:
+        request = self._look_into_folder()
+        if request is None or request != self._left_before:
             return request
-        log.info("Ignored a request to stop by %s: it is older than this run.", request)
+        log.info("Ignored a request to stop by %s: it was there before this trainer.", request)
         self.answer()
         return None
+
+    def _look_into_folder(self) -> StopRequest | None:
+        if not self._config.enabled or self._section.get("val_only", False):
+            return None  # the folder is another trainer's, and so is the request
+        return read_request(self._output_dir)
 
     def _reason(self) -> str | None:
         """Why the step that has just ended must be saved, whatever `save_freq` says; None if it need not be."""

@@ -12,6 +12,7 @@ from agl_async_ckpt.cli import output
 from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
+from agl_async_ckpt.cli.target import find_target
 from agl_async_ckpt.exceptions import CheckpointNotFoundError
 from agl_async_ckpt.ledger.entry import InputName, position_of
 from agl_async_ckpt.words import plural
@@ -28,9 +29,11 @@ examples:
 exit codes:
   0  the promise was kept: nothing lost, nothing repeated, nothing skipped
   1  it was not, or the ledger has gaps; each problem is named
-  2  there is no ledger at PATH, or the picture cannot be made
+  2  there is no ledger at PATH, it cannot be read, or the picture cannot be made
 """
 MAX_SHOWN_INPUTS = 12
+UNKNOWN = ("gap", "unexplained")
+"""Problems that say nothing of the promise, and keep the audit from telling."""
 NUMBERS = (
     "epoch",
     "inputs",
@@ -57,7 +60,9 @@ def add_parser(subparsers: Any) -> None:
         "or buffered at the end, not reached yet. Works while the run trains.",
         EXAMPLES,
     )
-    parser.add_argument("path", metavar="PATH", help="an output folder, or its agentlightning_ledger.jsonl")
+    parser.add_argument(
+        "path", metavar="PATH", help="an output folder, or a ledger of one (agentlightning_ledger.jsonl)"
+    )
     parser.add_argument("--json", action="store_true", help="write an object with all counts and all inputs by name")
     parser.add_argument("--plot", metavar="FILE", help="draw the stream as a picture: .png, .svg or .html")
 
@@ -70,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.plot is not None:
             require_suffix(Path(args.plot))
-        result = audit(Path(args.path))
+        result = audit(find_target(args.path).path)
         if args.plot is not None:
             plot(result, Path(args.plot))
     except (CheckpointNotFoundError, PlotError) as error:
@@ -95,10 +100,17 @@ def _print(result: Audit) -> None:
         output.say(f"Note: in flight or buffered where the account begins: {plural(len(result.carried_in), 'input')}.")
     for problem in result.problems:
         output.say(f"Problem: {problem.text}{_named(problem.inputs)}")
+    output.say(_verdict(result))
+
+
+def _verdict(result: Audit) -> str:
     if result.holds:
-        output.say("The promise was kept: nothing lost, nothing repeated.")
-    else:
-        output.say(f"The promise was not kept: {len(result.lost)} lost, {len(result.repeated)} repeated.")
+        return "The promise was kept: nothing lost, nothing repeated."
+    if all(problem.kind in UNKNOWN for problem in result.problems):
+        return "Whether the promise was kept cannot be told: the ledger does not account for every step."
+    others = sum(problem.kind not in ("lost", "repeated") for problem in result.problems)
+    more = f", {plural(others, 'other problem')}" if others else ""
+    return f"The promise was not kept: {len(result.lost)} lost, {len(result.repeated)} repeated{more}."
 
 
 def _summary(result: Audit) -> str:

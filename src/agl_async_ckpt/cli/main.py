@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except AsyncCheckpointError as error:
         output.error(str(error))
-        return EXIT_PROBLEMS
+        return EXIT_USAGE if isinstance(error.__cause__, PermissionError) else EXIT_PROBLEMS
     except BrokenPipeError:
         # Whoever read our output has gone: `... | head -1`. Python would complain once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -154,7 +154,7 @@ def display_width(text: str) -> int:
 def _print_rich(
     headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], spare: Sequence[str]
 ) -> bool:
-    """Draw with rich, which reads NO_COLOR itself; False where it is not installed."""
+    """Draw with rich, which reads NO_COLOR itself; False where it is not installed, or would cut columns off."""
     try:
         from rich import box
         from rich.console import Console
@@ -168,6 +168,8 @@ def _print_rich(
     for name in spare:
         if sum(min(widths[index], 2 * SHORT_WIDTH) + 2 for index in shown) > console.width:
             shown.remove(headers.index(name))
+    if sum(min(widths[index], SHORT_WIDTH) + 2 for index in shown) > console.width + 2:
+        return False
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True, header_style="bold")
     for index in shown:
         table.add_column(

@@ -13,9 +13,9 @@ from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
 from agl_async_ckpt.cli.target import find_target, is_checkpoint_folder
-from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
-from agl_async_ckpt.storage.lock import current_holder, read_holder
-from agl_async_ckpt.storage.steps import read_tracker
+from agl_async_ckpt.storage.layout import LOCK_FILE_NAME, STOP_NAME
+from agl_async_ckpt.storage.lock import current_holder, locks_work, read_holder
+from agl_async_ckpt.storage.steps import TrackerProblem, read_tracker
 from agl_async_ckpt.storage.stop_request import StopRequest, read_request, request_stop
 
 POLL_S = 0.5
@@ -27,7 +27,7 @@ examples:
 
 exit codes:
   0  the request is left; with --wait: the trainer has stopped, or none is there
-  1  the trainer was still there after --wait seconds; the request stays
+  1  the trainer was still there after --wait seconds
   2  there is no such folder, or it cannot be written
 """
 
@@ -58,7 +58,13 @@ def run(args: argparse.Namespace) -> int:
     if not is_checkpoint_folder(folder) and not (folder / LOCK_FILE_NAME).exists():
         raise UsageError(f"No run has begun in {folder}.")
     holder = current_holder(folder)  # before it may have been answered
-    request = request_stop(folder, "agl-async-ckpt stop")
+    try:
+        request = request_stop(folder, "agl-async-ckpt stop")
+    except OSError as error:
+        raise UsageError(
+            f"The request {folder / STOP_NAME} cannot be left: {error.strerror}.\n"
+            "Make room or write access in that folder and ask again, or send SIGTERM to a driver that handles it."
+        ) from error
     if holder is not None:
         output.say(f"Asked {holder} to stop after its step, in {folder}.")
     else:
@@ -77,7 +83,8 @@ def _wait(folder: Path, request: StopRequest, wait_s: float) -> int:
         if holder is None and (answered or _locks_tell(folder)):
             break
         if time.monotonic() >= give_up_at:
-            output.error(f"{holder or 'The trainer'} has not stopped within {wait_s:g} s. The request stays.")
+            stays = " The request stays." if not answered else " The request is gone: it has been seen, or removed."
+            output.error(f"{_sentence(holder) or 'The trainer'} has not stopped within {wait_s:g} s.{stays}")
             return EXIT_PROBLEMS
         time.sleep(min(POLL_S, max(0.0, give_up_at - time.monotonic())))
     step = read_tracker(folder)
@@ -85,18 +92,27 @@ def _wait(folder: Path, request: StopRequest, wait_s: float) -> int:
     return EXIT_OK
 
 
-def _newest(step: object) -> str:
-    return f"step {step} is its newest checkpoint" if isinstance(step, int) else "it has left no checkpoint"
+def _newest(step: int | TrackerProblem | None) -> str:
+    if isinstance(step, TrackerProblem):
+        return step.message.rstrip(".")
+    return f"step {step} is its newest checkpoint" if step is not None else "it has left no checkpoint"
+
+
+def _sentence(text: str | None) -> str | None:
+    return text and text[0].upper() + text[1:]
 
 
 def _locks_tell(folder: Path) -> bool:
-    """Whether a free lock means that no trainer is there: the last one ran on this host, where locks are seen."""
+    """Whether a free lock means that no trainer is there: there are locks, and the last trainer ran on this host."""
     holder = read_holder(folder / LOCK_FILE_NAME)
-    return bool(holder) and holder["host"] == socket.gethostname()
+    return bool(holder) and holder["host"] == socket.gethostname() and locks_work(folder)
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, 0 or more, got {text!r}")
     return value

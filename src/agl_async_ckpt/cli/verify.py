@@ -23,7 +23,8 @@ examples:
 
 exit codes:
   0  sound: a resume from each step is exact
-  1  there are problems; each is named with its reason and the next safe act
+  1  there are problems, each with its reason and the next safe act; or the step that PATH names holds nothing to
+     resume from, or is being saved
   2  there is no such path, it cannot be read, or it holds no checkpoint
 """
 
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         beside = verify_folder(target.path, steps)
         reports = [verify_step(info, steps) for info in steps]
     sound = all(report.sound for report in (*reports, *([beside] if beside else [])))
+    if target.kind == "step":  # a step that is asked for by name, to archive it or to resume from it
+        sound = sound and reports[0].position is not None
     if args.json:
         output.print_json(_as_json(target.path, reports, beside, sound))
     else:
@@ -73,8 +76,10 @@ def _print(reports: list[Report], beside: Report | None) -> None:
     if beside is not None:
         output.say(f"{beside.path}: {'tracker and run file sound' if beside.sound else _verdict(beside)}")
         _print_findings(beside)
-        num_sound = sum(report.sound for report in reports)
-        output.say(f"{plural(len(reports), 'step')}, {num_sound} sound.")
+        num_sound = sum(report.sound and report.position is not None for report in reports)
+        num_empty = sum(report.sound and report.position is None for report in reports)
+        empty = f", {num_empty} with nothing to resume from" if num_empty else ""
+        output.say(f"{plural(len(reports), 'step')}, {num_sound} sound{empty}.")
 
 
 def _verdict(report: Report) -> str:

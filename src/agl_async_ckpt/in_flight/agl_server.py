@@ -11,7 +11,7 @@ import httpx
 
 from agl_async_ckpt import capture
 from agl_async_ckpt.exceptions import ServerError
-from agl_async_ckpt.in_flight.patience import ADVICE
+from agl_async_ckpt.in_flight.patience import ADVICE, rollout_of
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ HINTS = {
     401: " (agentlightning.agl_key is not the server's key?)",
     404: " (was the server restarted? A new start creates again what it has lost)",
 }
+NO_SERVER = " (is agentlightning.agl_base_url the address of an agl-server?)"
 
 
 class UnknownRolloutError(ServerError):
@@ -132,7 +133,9 @@ def _ask(client: Any, method: str, url: str, what: str, read: Callable[[Any], T]
 
 def _failure(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
-        return f"HTTP {error.response.status_code}{HINTS.get(error.response.status_code, '')}"
+        status = error.response.status_code
+        is_wrong = error.response.is_redirect or (status == 404 and rollout_of(str(error.request.url)) is None)
+        return f"HTTP {status}{NO_SERVER if is_wrong else HINTS.get(status, '')}"
     if isinstance(error, httpx.HTTPError):
         return f"{type(error).__name__}: {error}"
     return f"its answer is not valid JSON of the expected form ({type(error).__name__}: {error})"

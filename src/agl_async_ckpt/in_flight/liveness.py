@@ -126,7 +126,7 @@ def read_lives(output_dir: Path, run_id: str) -> tuple[Span, ...]:
         if values["run_id"] != run_id:
             return ()
         return tuple(Span(float(first), float(last)) for first, last in values["lives"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return ()
 
 

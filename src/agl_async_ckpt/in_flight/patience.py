@@ -26,6 +26,11 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
 PASSING_STATUS = (429, 500, 502, 503, 504)
 """Answers of a server, or of something before it, that may be another one soon."""
 NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+HOPELESS = {
+    httpx.UnsupportedProtocol: "agentlightning.agl_base_url must be like http://host:8000",
+    httpx.LocalProtocolError: "is agentlightning.agl_key a key?",  # the error itself quotes it
+}
+"""What no wait can heal, and what to look at."""
 ADVICE = "The checkpoint is untouched; start again once the server answers."
 SUBJECTS = (
     (r"/api/rollouts/([^/?]+)/", "the events of rollout {}"),
@@ -65,6 +70,8 @@ class Patience:
         self._away_since: float | None = None
         self._cause = ""
         self._given_up = False
+        self.has_answered = False
+        """The server has answered as one should: it is there, and its address is right."""
         self._untold: tuple[object, float, str] | None = None
 
     def send(self, base_url: object, what: str, attempt: Attempt) -> httpx.Response:
@@ -76,8 +83,8 @@ class Patience:
             attempt: Sends the request.
 
         Raises:
-            ServerError: There was none for `wait_s`. The next request is then tried once: whoever swallows the error
-                does not wait again.
+            ServerError: There was none for `wait_s`, or there can be none. The next request is then tried once: whoever
+                swallows the error does not wait again.
         """
         began, pause_s = time.monotonic(), FIRST_PAUSE_S
         again = maybe_processed = False
@@ -88,7 +95,13 @@ class Patience:
                 failure: Failure = error
             else:
                 self._answered(base_url)
+                self.has_answered = self.has_answered or response.is_success
                 return response
+            if type(failure) in HOPELESS:
+                raise ServerError(
+                    f"The agl-server at {base_url or '(empty)'} cannot be asked for {what} "
+                    f"({HOPELESS[type(failure)]}).\n{ADVICE}"
+                ) from None
             again, maybe_processed = True, maybe_processed or not isinstance(failure, NEVER_SENT)
             cause = _cause(failure)
             left_s = began + self._wait_s - time.monotonic()
@@ -184,9 +197,15 @@ class PatientClient(wrapt.ObjectProxy):
             httpx.TransportError, PassingAnswer: The server may answer another time.
         """
         response = self.__wrapped__.request(method, url, extensions={"retry": Retry(total=0)}, **kwargs)
-        if response.status_code in PASSING_STATUS or is_foreign_404(str(url), response):
+        if response.status_code in PASSING_STATUS or self._is_foreign_404(str(url), response):
             raise PassingAnswer(response)
         return response
+
+    def _is_foreign_404(self, url: str, response: httpx.Response) -> bool:
+        """Whether "not found" was said by something before a server that has gone; else the address is wrong."""
+        if response.status_code != 404 or not is_foreign_404(url, response):
+            return False
+        return rollout_of(url) is not None or self._self_patience.has_answered
 
 
 def subject_of(url: str) -> str:
@@ -198,10 +217,24 @@ def subject_of(url: str) -> str:
     return f"an answer to {url}"
 
 
-def is_foreign_404(url: str, response: httpx.Response) -> bool:
-    """Whether "not found" was said by something before the server: the server names the rollout that it misses."""
+def rollout_of(url: str) -> str | None:
+    """The rollout that a URL names."""
     found = re.search(r"/api/rollouts/([^/?]+)", url)
-    return response.status_code == 404 and found is not None and found[1] not in response.text
+    return found and found[1]
+
+
+def is_foreign_404(url: str, response: httpx.Response) -> bool:
+    """Whether "not found" was said by something before the server.
+
+    The server misses nothing but rollouts, and names them in the detail of a JSON answer. An error page may name the
+    whole URL, too.
+    """
+    rollout_id = rollout_of(url)
+    try:
+        detail: Any = response.json()["detail"]
+    except (ValueError, TypeError, KeyError):
+        detail = ""
+    return rollout_id is None or rollout_id not in str(detail)
 
 
 def _cause(failure: Failure) -> str:

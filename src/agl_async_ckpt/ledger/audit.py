@@ -150,7 +150,7 @@ def _missing_lines(lineage: Lineage) -> list[Problem]:
     part = lineage.parts[-1]
     last = part.steps[-1].step if part.steps else part.start.step
     if part.end is not None and part.end.step > last:
-        text = f"The ledger has no line of steps {last + 1} to {part.end.step}: what they trained cannot be told."
+        text = f"The ledger has no line of steps {last + 1} to {part.end.step}: what was trained there cannot be told."
         problems.append(Problem("gap", text, life=part.start.life, step=last + 1))
     return problems
 

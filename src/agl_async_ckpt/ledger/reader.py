@@ -41,8 +41,8 @@ class Ledger:
 
 
 def ledger_path(path: Path) -> Path:
-    """Return the ledger of an output folder, of a step folder in one, or the file itself."""
-    if path.name == LEDGER_NAME:
+    """Return the ledger of an output folder, of a step folder in one, or the file itself, whatever it is called."""
+    if path.name == LEDGER_NAME or path.is_file():
         return path
     if not (path / LEDGER_NAME).exists() and (path.parent / LEDGER_NAME).exists():
         return path.parent / LEDGER_NAME

@@ -268,5 +268,5 @@ def _match(rows: Sequence[Drawn], names: Iterable[InputName]) -> tuple[list[Draw
 
 def _gap(first: int, last: int, life: int) -> Problem:
     which = f"step {first}" if first == last else f"steps {first} to {last}"
-    text = f"The ledger has no line of {which}: what they trained cannot be told."
+    text = f"The ledger has no line of {which}: what was trained there cannot be told."
     return Problem("gap", text, life=life, step=first)

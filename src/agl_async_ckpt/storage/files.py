@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import secrets
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from agl_async_ckpt.exceptions import StateWriteError
 from agl_async_ckpt.storage.layout import TRACKER_NAME, parse_step
+
+log = logging.getLogger(__name__)
 
 _NAME = re.compile(rf"agentlightning_[a-z]+\.[a-z]+|{re.escape(TRACKER_NAME)}")
 _TEMP_NAME = re.compile(rf"\.({_NAME.pattern})\.[0-9]+\.[0-9a-f]{{8}}\.tmp")
@@ -74,6 +77,8 @@ def make_folders(path: Path) -> None:
     missing: list[Path] = []
     folder = path
     while not folder.exists():
+        if folder.is_symlink():
+            raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", str(folder))
         missing.append(folder)
         folder = folder.parent
     for folder in reversed(missing):
@@ -115,11 +120,16 @@ def write_error(target: Path, error: Exception) -> StateWriteError:
 
 
 def unwritable(folder: Path, error: OSError) -> StateWriteError:
-    """Say at a start that the output folder cannot be written, and keep the error number."""
+    """Say at a start that the output folder cannot be written, or which file in it, and keep the error number."""
+    file = Path(str(error.filename))
+    inside = file.parent == folder and not _TEMP_NAME.fullmatch(
+        file.name
+    )  # a temp file only says that it cannot be made
+    reason, what = (f"{file.name}: {error.strerror}", f"{file.name} in ") if inside else (error.strerror, "")
     return StateWriteError(
         error.errno,
-        f"The output folder {folder} cannot be written ({error.strerror}).\n"
-        "Nothing was trained. Make trainer.default_local_dir writable, or set another one.",
+        f"The output folder {folder} cannot be written ({reason}).\n"
+        f"Nothing was trained. Make {what}trainer.default_local_dir writable, or set another one.",
     )
 
 
@@ -160,21 +170,22 @@ def remove_files(folder: Path, names: tuple[str, ...]) -> None:
 def leftover_temps(folder: str | os.PathLike[str]) -> list[Path]:
     """Find the temp files of writers in an output folder and its steps, or in one step folder.
 
-    Looks as well where links of the published names lead. What a living writer has open is among them.
+    Looks as well where links of the published names lead. What a living writer has open is among them. A folder that
+    may not be looked into, another user's, is passed over.
 
     Raises:
-        OSError: A folder cannot be read.
+        OSError: A folder cannot be read for another reason.
     """
     home = Path(folder)
     if not home.is_dir():
         return []
-    places = {home, *(path for path in home.iterdir() if parse_step(path) is not None and path.is_dir())}
-    links = [link for place in places for link in place.iterdir() if link.is_symlink() and _NAME.fullmatch(link.name)]
+    places = {home, *(path for path in _entries(home) if parse_step(path) is not None and path.is_dir())}
+    links = [link for place in places for link in _entries(place) if _NAME.fullmatch(link.name) and link.is_symlink()]
     places |= {Path(os.path.realpath(link)).parent for link in links}
     return [
         path
         for place in sorted(place for place in places if place.is_dir())
-        for path in sorted(place.iterdir())
+        for path in sorted(_entries(place))
         if _TEMP_NAME.fullmatch(path.name) and path.is_file()
     ]
 
@@ -183,15 +194,27 @@ def remove_leftover_temps(folder: str | os.PathLike[str]) -> list[Path]:
     """Remove the temp files that killed writers left. Call it only while no other process writes there.
 
     Returns:
-        The removed files, as `leftover_temps` finds them.
+        The removed files, as `leftover_temps` finds them; of one that cannot be removed a warning has to do.
 
     Raises:
-        OSError: A folder cannot be read, or a file cannot be removed.
+        OSError: A folder cannot be read.
     """
-    found = leftover_temps(folder)
-    for path in found:
-        path.unlink(missing_ok=True)
-    return found
+    removed: list[Path] = []
+    for path in leftover_temps(folder):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s, left behind by a writer that was killed, cannot be removed: %s.", path, error.strerror)
+        else:
+            removed.append(path)
+    return removed
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except PermissionError:
+        return []
 
 
 def _sync(path: Path, flags: int) -> None:

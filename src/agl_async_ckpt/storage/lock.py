@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 _MAX_HOLDER_BYTES = 4096
+MAX_TIME_S = 2**35
+"""Unix seconds, in the year 3058; a later time cannot be written as a date everywhere."""
 _guard = threading.Lock()
 _held: weakref.WeakSet[OutputLock] = weakref.WeakSet()
 
@@ -132,8 +134,11 @@ def read_holder(path: Path) -> dict[str, Any]:
     """Read who took a lock last: `host`, `pid`, `since` (Unix seconds); empty if unknown."""
     try:
         values: Any = json.loads(read_small(path, _MAX_HOLDER_BYTES))
-        return {"host": str(values["host"]), "pid": int(values["pid"]), "since": float(values["since"])}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        since = float(values["since"])
+        if not 0 <= since < MAX_TIME_S:
+            return {}
+        return {"host": str(values["host"]), "pid": int(values["pid"]), "since": since}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return {}
 
 
@@ -143,20 +148,32 @@ def current_holder(output_dir: Path) -> str | None:
     Tries the lock for an instant, read-only, and lets go of it: a start that comes just then tries again after
     `POLL_S`.
     """
-    path = output_dir / LOCK_FILE_NAME
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        _try_lock(output_dir)
+    except BlockingIOError:
+        return _words(read_holder(output_dir / LOCK_FILE_NAME))
     except OSError:
         return None
+    return None
+
+
+def locks_work(output_dir: Path) -> bool:
+    """Whether the lock of an output folder can be asked for at all: some file systems have no locks."""
+    try:
+        _try_lock(output_dir)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _try_lock(output_dir: Path) -> None:
+    fd = os.open(output_dir / LOCK_FILE_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _words(read_holder(path))
-    except OSError:
-        return None
     finally:
         os.close(fd)
-    return None
 
 
 def _open(path: Path) -> int:

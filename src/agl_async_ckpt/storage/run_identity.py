@@ -85,9 +85,14 @@ def read_run(output_dir: Path) -> RunIdentity | None:
         identity = RunIdentity(**known)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError as error:
+        raise DamagedStateError(
+            f"{path} cannot be read: {error.strerror}.\n"
+            "It names the run of this output folder. Have its owner make it readable for this user."
+        ) from error
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DamagedStateError(
-            f"{path} cannot be read: {error}.\n"
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.\n"
             "It names the run of this output folder. Restore it, or remove it to give the folder a new run id."
         ) from error
     return identity

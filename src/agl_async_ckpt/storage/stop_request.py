@@ -47,7 +47,7 @@ class StopRequest:
         """The inverse of `to_json`.
 
         Raises:
-            ValueError, TypeError, KeyError: It is not the text of a request.
+            ValueError, TypeError, KeyError, OverflowError: It is not the text of a request.
         """
         values: Any = json.loads(text)
         return cls(float(values["requested_at"]), str(values["by"]), str(values["host"]), int(values["pid"]))
@@ -87,7 +87,7 @@ def read_request(output_dir: Path) -> StopRequest | None:
         return StopRequest.from_json(read_small(path, _MAX_BYTES))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return StopRequest(info.st_mtime, by=f"the file {path}")
 
 
