@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,21 @@ def test_rows_and_columns_are_chosen(cli: Cli, tmp_path: Path) -> None:
         "",
         "In flight: 0 prompt groups, oldest first.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("buffered", "expected"), [(("q", "b", "a", "z"), ["q", "b", "a", "c"]), ((), ["a", "b", "c", "q"])]
+)
+def test_columns_in_flight_stand_in_one_order(
+    cli: Cli, tmp_path: Path, buffered: tuple[str, ...], expected: list[str]
+) -> None:
+    """That of the buffered rows, then by name, in whatever order the trainer had them."""
+    batch = {name: objects("text") for name in buffered} or None
+    for step, names in enumerate(itertools.permutations("abcq"), 1):
+        carry_over = (group("d", step, dict.fromkeys(names, 1)),)
+        path = save_step(tmp_path, step, buffered_batch=batch, carry_over=carry_over)
+        (header,) = [line for line in cli("show", path).out.splitlines() if line.startswith("data_id")]
+        assert header.split()[4:] == expected
 
 
 def test_unknown_column_names_the_known_ones(cli: Cli, out: Path) -> None:

@@ -95,7 +95,7 @@ def _print_in_flight(
     output.say(f"In flight: {plural(state.num_in_flight, 'prompt group')}, oldest first.")
     if not state.carry_over or not limit:
         return
-    columns = _columns(wanted, inputs[0])
+    columns = _columns(wanted, _ordered(inputs[0], state.buffered_batch))
     table = [
         [
             output.cut(group.data_id, ID_WIDTH),
@@ -135,6 +135,12 @@ def _num_finished(group: PromptGroup) -> int:
 def batch_row(batch: Batch, index: int) -> dict[str, Any]:
     """One row of a loader batch."""
     return {str(name): column[index] for name, column in batch.items()}
+
+
+def _ordered(row: Mapping[str, Any], batch: Batch | None) -> dict[str, Any]:
+    """An input with its columns as in the buffered rows, then by name: VERL hands them on as a set, in any order."""
+    places = {str(name): place for place, name in enumerate(batch or {})}
+    return {name: row[name] for name in sorted(row, key=lambda name: (places.get(name, len(places)), name))}
 
 
 def _columns(wanted: Sequence[str] | None, first_row: Mapping[str, Any]) -> list[str]:
