@@ -93,7 +93,7 @@ def test_audit_of_a_run_that_is_writing_looks_at_what_is_whole(cli: Cli, tmp_pat
     assert result.code == 0
     assert "steps 1 to 2" in result.out
     assert "unfinished" in result.out
-    assert "goes on, or was killed" in result.out
+    assert "goes on, or was stopped or killed" in result.out
 
 
 def test_audit_takes_a_copy_of_a_ledger_under_another_name(cli: Cli, tmp_path: Path) -> None:

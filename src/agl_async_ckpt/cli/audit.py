@@ -127,7 +127,7 @@ def _summary(result: Audit) -> str:
         f"{result.ledger.path}\n"
         f"Run {last.run_id}: {steps}, {lives}"
         f"{f', resumed from step {resumed}' if resumed else ''}{discarded}.\n"
-        f"{'Training is over' if result.is_finished else 'Training goes on, or was killed'}{age}."
+        f"{'Training is over' if result.is_finished else 'Training goes on, or was stopped or killed'}{age}."
     )
 
 
