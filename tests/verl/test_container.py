@@ -366,7 +366,9 @@ def test_hostile_trailer_is_damage(tmp_path: Path, comment: bytes) -> None:
 def test_altered_version_is_damage_and_not_a_newer_format(tmp_path: Path) -> None:
     """The readers that hash look at the digest before they believe the version."""
     path = write(tmp_path / "state.pt")
-    path.write_bytes(path.read_bytes().replace(b'"format_version":1', b'"format_version":9'))
+    whole, said = path.read_bytes(), b'"format_version":%d'
+    assert whole.count(said % FORMAT_VERSION) == 1
+    path.write_bytes(whole.replace(said % FORMAT_VERSION, said % 9))
     for reader in (verify, read_verified):
         with pytest.raises(DamagedStateError):
             reader(path)
