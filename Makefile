@@ -24,10 +24,10 @@ ORLHF_PIP := $(ORLHF)/bin/python -m pip install --quiet --disable-pip-version-ch
 ORLHF_PYTEST := $(ORLHF)/bin/python -m pytest -m openrlhf tests/openrlhf
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-openrlhf build demo test test-slow test-ray test-faults soak soak-demo test-matrix test-oldest test-openrlhf bench lint types docs format clean
+.PHONY: help install build demo test test-slow test-ray test-faults soak soak-demo test-matrix test-oldest test-openrlhf bench lint types docs format clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 install: $(STAMP) ## make the Python 3.12 environment in .venv  [FROM=wheel]
 
@@ -84,22 +84,13 @@ test-oldest: install $(OVERLAY)/verl-0.7.1 $(OVERLAY)/agentlightning-1.0.0 ## ru
 	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/verl-0.7.1:$(CURDIR)/$(OVERLAY)/agentlightning-1.0.0 \
 		$(PYTEST) -m "not slow" -k "not sequential" $$(scripts/framework_tests.sh) $(ARGS)
 
-install-openrlhf: ## make the environment in .venv-openrlhf; skipped where there is no Python 3.11
-	@$(call with_python_3.11,environment)
-
 test-openrlhf: ## run the tests for OpenRLHF in .venv-openrlhf; skipped where there is no Python 3.11
-	@$(call with_python_3.11,tests)
+	@if ! test -x $(ORLHF)/bin/python && ! scripts/find_python.sh 3.11 >/dev/null 2>&1; then \
+		echo "==> tests for OpenRLHF skipped: its wheels need a Python 3.11 with venv, and there is none"; \
+	else $(MAKE) --no-print-directory run-test-openrlhf; fi
 
-define with_python_3.11
-if ! test -x $(ORLHF)/bin/python && ! scripts/find_python.sh 3.11 >/dev/null 2>&1; then \
-	echo "==> $(1) for OpenRLHF skipped: its wheels need a Python 3.11 with venv, and there is none"; \
-else $(MAKE) --no-print-directory openrlhf-$(1); fi
-endef
-
-.PHONY: openrlhf-environment openrlhf-tests
-openrlhf-environment: $(ORLHF)/.installed | $(OVERLAY)/openrlhf-0.11.0 $(OVERLAY)/openrlhf-0.11.1
-
-openrlhf-tests: openrlhf-environment
+.PHONY: run-test-openrlhf
+run-test-openrlhf: $(ORLHF)/.installed | $(OVERLAY)/openrlhf-0.11.0 $(OVERLAY)/openrlhf-0.11.1
 	@echo "==> tests with openrlhf 0.11.2"
 	@$(ORLHF_PYTEST) $(ARGS)
 	@echo "==> tests with openrlhf 0.11.0"
