@@ -23,8 +23,8 @@ from agl_async_ckpt.in_flight.carry_over import (  # noqa: E402
     InFlight,
     Tracked,
     creation,
-    resized,
 )
+from agl_async_ckpt.in_flight.group_size import resized  # noqa: E402
 from agl_async_ckpt.in_flight.kept_events import json_bytes  # noqa: E402
 from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup  # noqa: E402
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from agl_async_ckpt import capture
 from agl_async_ckpt.in_flight import agl_server
+from agl_async_ckpt.in_flight.group_size import resized
 from agl_async_ckpt.in_flight.kept_events import has_reward, json_bytes
 from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup
 
@@ -268,30 +269,6 @@ def creation(known: Tracked, new_id: str, default_config: Mapping[str, Any] | No
     return {key: value for key, value in {**request, "rollout_id": new_id}.items() if value is not None}
 
 
-def resized(group: PromptGroup, size: int) -> list[InFlightRollout]:
-    """Return `size` siblings of a group: the trainer insists on rollout.n of the current settings.
-
-    Shrinking keeps tokens that exist before tokens to come, and those before a failure, which brings none. Growing adds
-    fresh siblings that repeat the first one's request.
-    """
-    rollouts = list(group.rollouts)
-    if len(rollouts) > size:
-        by_worth = sorted(range(len(rollouts)), key=lambda i: _worth(rollouts[i]))
-        return [rollouts[i] for i in sorted(by_worth[:size])]
-    template = group.rollouts[0]
-    for _ in range(size - len(rollouts)):
-        fresh = {**template.enqueued, "rollout_id": uuid.uuid4().hex, "running_at": None, "finished_at": None}
-        rollouts.append(InFlightRollout(enqueued=fresh, request=template.request, is_fresh=True))
-    return rollouts
-
-
 def _age(item: Any) -> tuple[int, int]:
     """Sort key: the order of pulling."""
     return item.step, item.sample_idx_in_step
-
-
-def _worth(rollout: InFlightRollout) -> int:
-    """Sort key: the smaller, the more it is worth."""
-    if rollout.finished is None:
-        return 1
-    return 2 if rollout.finished.record["status"]["state"] == "failed" else 0
