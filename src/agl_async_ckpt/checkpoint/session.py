@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -395,7 +394,7 @@ class Session:
 
     def metrics(self, trainer: Any) -> dict[str, float]:
         """Return the numbers of this step for the trainer's own metrics, with the counts of this life's resume."""
-        groups = set(map(attrgetter("data_id"), self.in_flight.members(capture.carry_over(trainer))))
+        groups = {item.data_id for item in self.in_flight.members(capture.carry_over(trainer))}
         values = {
             "num_buffered_inputs": num_rows(capture.buffered_batch(trainer)),
             "num_in_flight_groups": len(groups),

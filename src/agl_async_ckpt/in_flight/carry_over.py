@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
 from agl_async_ckpt import capture
@@ -28,8 +27,6 @@ log = logging.getLogger(__name__)
 RUN_ID_KEY = "agl_async_ckpt_run_id"
 REPLACES_KEY = "replaces"
 REQUEST_KEYS = ("input", "is_train", "config", "metadata")
-
-_ROLLOUT_ID = attrgetter("rollout_id")
 
 
 @dataclass(slots=True)
@@ -142,7 +139,7 @@ class InFlight:
 
     def forget_trained(self, enqueued: Iterable[Any]) -> None:
         """Drop what is known of rollouts that are no longer in flight, so that memory does not grow with the steps."""
-        for rollout_id in self.tracked.keys() - set(map(_ROLLOUT_ID, self.members(enqueued))):
+        for rollout_id in self.tracked.keys() - {item.rollout_id for item in self.members(enqueued)}:
             del self.tracked[rollout_id]
 
     def restore(self, groups: Iterable[PromptGroup], *, group_size: int) -> None:

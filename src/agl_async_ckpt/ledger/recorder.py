@@ -11,7 +11,6 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,9 @@ def key_of(rollout: Any) -> GroupKey:
     return int(rollout.step), int(rollout.sample_idx_in_step)
 
 
-_DATA_ID = attrgetter("data_id")
-
-
 def _keys(rollouts: Iterable[Any]) -> dict[str, GroupKey]:
     """Data id -> key of the prompt groups of `rollouts`, in order."""
-    rollouts = list(rollouts)
-    groups = dict(zip(map(_DATA_ID, rollouts), rollouts, strict=True))
+    groups = {rollout.data_id: rollout for rollout in rollouts}
     return {data_id: key_of(rollout) for data_id, rollout in groups.items()}
 
 
