@@ -18,7 +18,7 @@ PLACES_TO_ERR = ("", "trainer", PARENT, f"{PARENT}.async_rollout")
 NAMES_TO_ERR = (NAME, "async_ckpt", "agl_async_ckpt")
 """Where a user may think the section is, and what it may be called there; close names count too."""
 
-NAMES_OF_OTHERS = ("enabled", "adopt", "reclaim", "ledger")
+NAMES_OF_OTHERS = ("adopt", "reclaim", "ledger")
 """Settings whose names say too little to be ours outside of the section `agentlightning`."""
 
 STOPPING_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP")

@@ -24,7 +24,7 @@ from agl_async_ckpt.checkpoint.step_check import (
 )
 from agl_async_ckpt.exceptions import AsyncCheckpointError, DamagedStateError
 from agl_async_ckpt.in_flight.liveness import ALIVE_FILE_NAME, MAX_BYTES
-from agl_async_ckpt.storage.files import leftover_temps, read_small
+from agl_async_ckpt.storage.files import UNREADABLE, leftover_temps, read_small
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
 from agl_async_ckpt.storage.lock import current_holder
 from agl_async_ckpt.storage.run_identity import RunIdentity, read_run
@@ -193,7 +193,7 @@ def _judge_proof_of_life(folder: Path, run: RunIdentity | None, report: Report) 
         known, spans = values["run_id"], [(float(first), float(last)) for first, last in values["lives"]]
     except FileNotFoundError:
         return
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except UNREADABLE as error:
         report.notes.append(
             Finding(
                 path,

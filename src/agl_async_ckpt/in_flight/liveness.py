@@ -21,7 +21,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.storage.files import read_small
+from agl_async_ckpt.storage.files import UNREADABLE, read_small
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def read_lives(output_dir: Path, run_id: str) -> tuple[Span, ...]:
         if values["run_id"] != run_id:
             return ()
         return tuple(Span(float(first), float(last)) for first, last in values["lives"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+    except UNREADABLE:
         return ()
 
 

@@ -17,6 +17,9 @@ from agl_async_ckpt.storage.layout import TRACKER_NAME, parse_step
 
 log = logging.getLogger(__name__)
 
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError)
+"""What reading a small JSON file that may hold anything can raise, numbers taken out of it included."""
+
 _NAME = re.compile(rf"agentlightning_[a-z]+\.[a-z]+|{re.escape(TRACKER_NAME)}")
 _TEMP_NAME = re.compile(rf"\.({_NAME.pattern})\.[0-9]+\.[0-9a-f]{{8}}\.tmp")
 # Some network file systems cannot sync a folder and say so; nothing can be done there, and the entry is theirs to keep.
@@ -122,9 +125,8 @@ def write_error(target: Path, error: Exception) -> StateWriteError:
 def unwritable(folder: Path, error: OSError) -> StateWriteError:
     """Say at a start that the output folder cannot be written, or which file in it, and keep the error number."""
     file = Path(str(error.filename))
-    inside = file.parent == folder and not _TEMP_NAME.fullmatch(
-        file.name
-    )  # a temp file only says that it cannot be made
+    # That a temp file cannot be made says nothing of the file, but of the folder.
+    inside = error.filename is not None and file.parent == folder and not _TEMP_NAME.fullmatch(file.name)
     reason, what = (f"{file.name}: {error.strerror}", f"{file.name} in ") if inside else (error.strerror, "")
     return StateWriteError(
         error.errno,

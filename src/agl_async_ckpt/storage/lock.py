@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.exceptions import FolderInUseError, describe
-from agl_async_ckpt.storage.files import read_small, unwritable
+from agl_async_ckpt.storage.files import UNREADABLE, read_small, unwritable
 from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def read_holder(path: Path) -> dict[str, Any]:
         if not 0 <= since < MAX_TIME_S:
             return {}
         return {"host": str(values["host"]), "pid": int(values["pid"]), "since": since}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+    except UNREADABLE:
         return {}
 
 

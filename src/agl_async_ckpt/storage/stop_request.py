@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.storage.files import publish, read_small, remove_files, write_all
+from agl_async_ckpt.storage.files import UNREADABLE, publish, read_small, remove_files, write_all
 from agl_async_ckpt.storage.layout import STOP_NAME
 
 _MAX_BYTES = 4096
@@ -87,7 +87,7 @@ def read_request(output_dir: Path) -> StopRequest | None:
         return StopRequest.from_json(read_small(path, _MAX_BYTES))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+    except UNREADABLE:
         return StopRequest(info.st_mtime, by=f"the file {path}")
 
 
