@@ -13,13 +13,11 @@ from typing import Any, cast
 import torch
 
 from agl_async_ckpt.codec.arrays import pack_bytes, unpack_bytes
-
-Plain = Any
+from agl_async_ckpt.codec.decode import TAG, Plain
 
 BLOB = "blob"
-_TAG = "$type"
 _LEVEL = 1
-"""Of zlib: level 6 makes 5 to 10 % less of it in three times the time."""
+"""Of zlib: level 6 makes 7 % less of the events of a rollout, in five times the time."""
 
 
 def compress(text: bytes) -> tuple[bytes, int]:
@@ -57,7 +55,7 @@ def pack_tree(tree: Plain) -> dict[str, Plain]:
         if not isinstance(leaf, bytes | torch.Tensor):
             raise TypeError(f"{type(leaf).__name__} is no plain value")
         blobs.append(leaf)
-        return {_TAG: BLOB, "index": len(blobs) - 1}
+        return {TAG: BLOB, "index": len(blobs) - 1}
 
     text = json.dumps(tree, default=aside, separators=(",", ":"), ensure_ascii=False)
     data, size = compress(text.encode("utf-8", "surrogatepass"))
@@ -76,7 +74,7 @@ def unpack_tree(packed: dict[str, Plain]) -> Plain:
     left = dict(enumerate(cast("list[Plain]", blobs)))
 
     def put_back(found: dict[str, Plain]) -> Plain:
-        return left.pop(found["index"]) if found.get(_TAG) == BLOB else found  # each stands in one place
+        return left.pop(found["index"]) if found.get(TAG) == BLOB else found  # each stands in one place
 
     text = decompress(unpack_bytes(packed["zlib"]), packed["size"])
     tree = json.loads(text, object_hook=put_back if left else None)
