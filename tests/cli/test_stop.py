@@ -102,18 +102,23 @@ def test_stop_does_not_wait_for_a_trainer_that_is_not_there(cli: Cli, out: Path)
     assert "no trainer writes there now" in result.out
 
 
-def test_stop_waits_for_the_answer_where_locks_do_not_tell(
-    cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last trainer ran on another host, whose locks may not be seen here: the request has to be gone."""
-    monkeypatch.setattr(stop, "POLL_S", 0.02)
-    (out / LOCK_FILE_NAME).write_text('{"host": "elsewhere", "pid": 7, "since": 1.0}')
+def assert_waits_for_the_answer(cli: Cli, out: Path) -> None:
+    """Not until the request is gone has the trainer stopped."""
     assert cli("stop", out, "--wait", "0.1").code == 1
     timer = threading.Timer(0.2, remove_request, [out])
     timer.start()
     result = cli("stop", out, "--wait", "30")
     timer.join()
     assert (result.code, "The trainer has stopped" in result.out) == (0, True)
+
+
+def test_stop_waits_for_the_answer_where_locks_do_not_tell(
+    cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last trainer ran on another host, whose locks may not be seen here: the request has to be gone."""
+    monkeypatch.setattr(stop, "POLL_S", 0.02)
+    (out / LOCK_FILE_NAME).write_text('{"host": "elsewhere", "pid": 7, "since": 1.0}')
+    assert_waits_for_the_answer(cli, out)
 
 
 def test_stop_refuses_what_is_no_output_folder(cli: Cli, out: Path, tmp_path: Path) -> None:
@@ -137,12 +142,7 @@ def test_stop_waits_for_the_answer_where_there_are_no_locks(
     OutputLock(out, wait_s=0).release()
     monkeypatch.setattr(stop, "POLL_S", 0.02)
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    assert cli("stop", out, "--wait", "0.1").code == 1
-    timer = threading.Timer(0.2, remove_request, [out])
-    timer.start()
-    result = cli("stop", out, "--wait", "30")
-    timer.join()
-    assert (result.code, "The trainer has stopped" in result.out) == (0, True)
+    assert_waits_for_the_answer(cli, out)
 
 
 def test_stop_says_that_its_request_is_gone_though_the_trainer_is_not(

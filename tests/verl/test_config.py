@@ -26,6 +26,14 @@ def trainer_config(section: Any = "absent", *, struct: bool = False, **others: A
     return config
 
 
+def config_with(path: str, value: Any, *, struct: bool = False) -> Any:
+    """A trainer's configuration in which something is set at any place."""
+    config = trainer_config()
+    OmegaConf.update(config, path, value, force_add=True)
+    OmegaConf.set_struct(config, struct)
+    return config
+
+
 def refusal(config: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         read_config(config)
@@ -162,9 +170,7 @@ def test_misspelt_section_is_refused(name: str, struct: bool) -> None:
 )
 def test_section_in_another_place_is_refused(path: str, struct: bool) -> None:
     """Wherever a user may think it is, with its full path and the right one."""
-    config = trainer_config()
-    OmegaConf.update(config, f"{path}.enabled", False, force_add=True)
-    OmegaConf.set_struct(config, struct)
+    config = config_with(f"{path}.enabled", False, struct=struct)
     assert refusal(config) == f"The config has a section {path}, which nothing reads.\nDid you mean {SECTION}?"
 
 
@@ -182,9 +188,7 @@ def test_section_in_another_place_is_refused(path: str, struct: bool) -> None:
 )
 def test_setting_outside_of_its_section_is_refused(path: str, struct: bool) -> None:
     """It would be unused, silently: with its path and the right one."""
-    config = trainer_config()
-    OmegaConf.update(config, path, None, force_add=True)
-    OmegaConf.set_struct(config, struct)
+    config = config_with(path, None, struct=struct)
     name = path.rpartition(".")[2]
     assert refusal(config) == f"The config sets {path}, which nothing reads.\nDid you mean {SECTION}.{name}?"
 
@@ -192,8 +196,7 @@ def test_setting_outside_of_its_section_is_refused(path: str, struct: bool) -> N
 @pytest.mark.parametrize("path", ["ledger", "trainer.adopt", "enabled", "agentlightning.enabled", "reward.in_flight"])
 def test_key_that_may_be_anybodys_is_left_alone(path: str) -> None:
     """Too short a name, or a section that has nothing to do with this one."""
-    config = trainer_config()
-    OmegaConf.update(config, path, True, force_add=True)
+    config = config_with(path, True)
     assert read_config(config) == AsyncCheckpointConfig()
 
 
