@@ -17,6 +17,8 @@ import psutil
 
 ATTEMPTS = 3
 """Ray's own time limits for a start are short for a busy machine."""
+LOSS_S = 120.0
+"""Longest time for Ray to notice that a node has gone."""
 
 
 def add_node(cluster: Any, **arguments: Any) -> Any:
@@ -61,6 +63,8 @@ def main() -> None:
     for _ in sys.stdin:
         kill(cluster, second)
         second = add_node(cluster, num_cpus=4)
+        # Until Ray has noticed the loss, it may give the next task runner to the node that is gone.
+        cluster.wait_for_nodes(timeout=LOSS_S)
         print_nodes(cluster, second)
     cluster.shutdown()
 
