@@ -89,12 +89,14 @@ class AgentTable:
 
     Attributes:
         starts: (rollout id, row) of every agent start, in order.
+        asked: The server's record of the rollout at every agent start, in the same order.
         plan: May be replaced between lives.
     """
 
     def __init__(self, plan: AgentPlan | None = None) -> None:
         self.plan = plan or AgentPlan()
         self.starts: list[tuple[str, int]] = []
+        self.asked: list[Any] = []
         self._ended: dict[str, bool] = {}
 
     def rows_started(self) -> list[int]:
@@ -170,6 +172,7 @@ class AgentTable:
                 if state == RolloutState.QUEUING:
                     self._ended[rid] = False
                     self.starts.append((rid, row_of(rollout.input)))
+                    self.asked.append(rollout)
                     self._patch(rid, "running")
                 elif state == RolloutState.RUNNING:
                     self._patch(rid, "failed", error_message="local subprocess is not running")

@@ -12,6 +12,7 @@ import os
 import tempfile
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,24 @@ from tests.rig.record import Life, LogRecorder, Recorder
 from tests.rig.settings import RunSettings, compose_config, dataset_rows
 from tests.rig.standins import CheckpointManager, LLMServers, Tokenizer, WorkerGroup, rich_collate
 
-POINTS = ("loaded", "pulled", "trained", "updated", "save", "actor_saved", "critic_saved", "saved")
-"""Instants at which a life can end: (point, step). `save` is before the extension sees the save, `saved` after it."""
+POINTS = ("loaded", "validating", "pulled", "trained", "updated", "save", "actor_saved", "critic_saved", "saved")
+"""Instants at which a life can end: (point, step). `validating` is when a rollout of a validation has ended and is not
+read yet, `save` before the extension sees the save, `saved` after it."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a user may put into a trainer in place of the rig's own.
+
+    Attributes:
+        dataset: Makes the training data set from the rig's.
+        collate: Collate function.
+        sampler: Makes the sampler from the config's `data` and the training data set.
+    """
+
+    dataset: Callable[[Any], Any] | None = None
+    collate: Callable[[list[Any]], dict[str, Any]] | None = None
+    sampler: Callable[[Any, Any], Any] | None = None
 
 
 class Death(BaseException):
@@ -49,6 +66,33 @@ class Rig:
 
 def _rows(batch: Any) -> list[int]:
     return [] if not batch else [int(row) for row in batch["index"]]
+
+
+def _comparable(metrics: dict[str, Any]) -> dict[str, float]:
+    """What agent-lightning counts about a step; nothing that is a time, and nothing of the extension's own."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name.startswith("training/") and not name.startswith(("training/async_ckpt/", "training/async/proxy_"))
+    }
+
+
+def _samples(batch: Any) -> list[list[Any]]:
+    """Of each row of an update: prompt tokens, response tokens, their log-probs, score."""
+    tensors = batch.batch
+    width = tensors["prompts"].shape[1]
+    samples: list[list[Any]] = []
+    for row in range(len(batch)):
+        mask = tensors["attention_mask"][row].bool()
+        samples.append(
+            [
+                tensors["prompts"][row][mask[:width]].tolist(),
+                tensors["responses"][row][mask[width:]].tolist(),
+                tensors["rollout_log_probs"][row][mask[width:]].tolist(),
+                tensors["token_level_scores"][row].sum().item(),
+            ]
+        )
+    return samples
 
 
 def _groups(rollouts: list[Any]) -> list[int]:
@@ -115,6 +159,11 @@ class RecordingMixin:
         self.rig.clients.append(manager.client)
         return manager
 
+    def _train_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super()._train_step(*args, **kwargs)  # type: ignore[misc]
+        self.rig.recorder.emit("metrics", step=self.global_steps, values=_comparable(result[0] if result else {}))
+        return result
+
     def _rollout(self: Any, gen_batch: Any, is_train: bool) -> Any:
         try:
             return super()._rollout(gen_batch, is_train)  # type: ignore[misc]
@@ -152,7 +201,7 @@ class RecordingMixin:
         from verl import DataProto
 
         rows = (batch.batch["prompts"][:, -1] - PROMPT_OFFSET).tolist()
-        self.rig.recorder.emit("updated", step=self.global_steps, rows=rows)
+        self.rig.recorder.emit("updated", step=self.global_steps, rows=rows, samples=_samples(batch))
         self.rig.at("updated", self.global_steps)
         return DataProto.from_single_dict({}, meta_info={"metrics": {}})
 
@@ -187,6 +236,8 @@ def _paced(manager_cls: type, trainer: Any) -> type:
             rollout = super()._get_rollout(rollout_id)
             # Its own id: a rollout that is run again comes back under another one.
             trainer.rig.polled[rollout.rollout_id] = rollout.status.state not in TERMINAL_STATES
+            if not rollout.is_train and rollout.status.state in TERMINAL_STATES:
+                trainer.rig.at("validating", trainer.global_steps)
             return rollout
 
         def _build_completed_rollout(self, enqueued_rollout: Any, rollout: Any) -> Any:
@@ -268,6 +319,7 @@ def build_trainer(
     trainer_cls: type | None = None,
     recorder: Recorder | None = None,
     die_at: Callable[[str, int], bool] = lambda point, step: False,
+    parts: Parts | None = None,
 ) -> Any:
     """The trainer as agent-lightning's task runner builds it, with recording and the stand-ins; not yet run.
 
@@ -278,6 +330,7 @@ def build_trainer(
         trainer_cls: Default: this package's trainer.
         recorder: Where events go.
         die_at: Called with each of `POINTS` and the step; True ends the life there.
+        parts: What a user has put into it.
     """
     from verl.single_controller.ray import ResourcePoolManager
     from verl.trainer.main_ppo import create_rl_sampler
@@ -287,6 +340,9 @@ def build_trainer(
     warm_up()
     config = compose_config(settings, out_dir, base_url)
     dataset, val_dataset = _datasets(settings.n, settings.text, settings.columns)
+    parts = parts or Parts()
+    if parts.dataset is not None:
+        dataset = parts.dataset(dataset)
     base = trainer_cls or extended_trainer()
     rig = Rig(recorder or Recorder(), die_at)
     # `new_class`, because this package's trainer is a lazy proxy of a class until it is used as a base.
@@ -300,8 +356,8 @@ def build_trainer(
         ray_worker_group_cls=None,
         train_dataset=dataset,
         val_dataset=val_dataset,
-        collate_fn=rich_collate if settings.payload == "rich" else collate_fn,
-        train_sampler=create_rl_sampler(config.data, dataset),
+        collate_fn=parts.collate or (rich_collate if settings.payload == "rich" else collate_fn),
+        train_sampler=(parts.sampler or create_rl_sampler)(config.data, dataset),
     )
 
 
@@ -368,6 +424,7 @@ def run_life(
     die_at: tuple[str, int] | Callable[[str, int], bool] | None = None,
     pull_until: int | None = None,
     recorder: Recorder | None = None,
+    parts: Parts | None = None,
 ) -> Life:
     """Run `fit` from its start to its end, or to a death.
 
@@ -380,6 +437,7 @@ def run_life(
         die_at: Or a point of `POINTS` and a step, or a predicate over them.
         pull_until: After a death, pull on without training until this step.
         recorder: Where events go besides the result.
+        parts: What a user has put into the trainer.
 
     Raises:
         Exception: Whatever `fit` raised by itself.
@@ -397,7 +455,7 @@ def run_life(
         predicate = lambda point, step: (point, step) == instant  # noqa: E731
     with quiet(), LogRecorder(recorder, "agl_async_ckpt"):
         trainer = build_trainer(
-            settings, out_dir, base_url, trainer_cls=trainer_cls, recorder=recorder, die_at=predicate
+            settings, out_dir, base_url, trainer_cls=trainer_cls, recorder=recorder, die_at=predicate, parts=parts
         )
         try:
             trainer.fit()

@@ -64,6 +64,8 @@ class Step:
         trained: Row ids of the groups that finished, in the order of finishing.
         num_rollouts: How many rollouts came back finished.
         updated: Row ids of the samples in the actor's update; empty if the step returned no batch.
+        samples: The same samples: prompt tokens, response tokens, log-probs, score each.
+        metrics: What agent-lightning counts about the step, below `training/`.
         dry: Only pulled, by `pull_on`.
     """
 
@@ -72,6 +74,8 @@ class Step:
     trained: list[int] = field(default_factory=list)
     num_rollouts: int = 0
     updated: list[int] = field(default_factory=list)
+    samples: list[list[Any]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
     dry: bool = False
 
 
@@ -138,7 +142,10 @@ class Life:
             step = self.steps[event["step"]]
             step.trained, step.num_rollouts = event["rows"], event["num_rollouts"]
         elif kind == "updated":
-            self.steps[event["step"]].updated = event["rows"]
+            step = self.steps[event["step"]]
+            step.updated, step.samples = event["rows"], event["samples"]
+        elif kind == "metrics":
+            self.steps[event["step"]].metrics = event["values"]
         elif kind == "saved":
             self.saves[event["step"]] = _position(event)
         elif kind == "log":
