@@ -1,5 +1,7 @@
 """The agent: asks the policy for text once or a few times and reports how many of the letters are vowels.
 
+Where a hook posts the reward, it reports nothing and asks for the same again in place of more.
+
 agl-controller starts it as a process of its own per rollout (local mode) and tells it the addresses by environment.
 """
 
@@ -28,16 +30,19 @@ class Agent:
         )
 
     def run(self) -> None:
-        """Talk to the policy, then post the reward; called by the controller's worker."""
-        slow = self._input["slow"]
+        """Talk to the policy, then post the reward if that is the agent's; called by the controller's worker."""
+        slow, judged = self._input["slow"], self._input.get("judged", False)
         messages = [{"role": "user", "content": self._input["question"]}]
         text = ""
         for _ in range(SLOW_TURNS if slow else 1):
             answer = self._ask(messages)
             text += answer
-            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "more"}]
+            if not judged:
+                messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "more"}]
             if slow:
                 time.sleep(SLOW_WAIT_S)
+        if judged:
+            return
         reward = sum(letter in "aeiou" for letter in text) / max(1, len(text))
         self._client.post(
             os.environ["AGL_EVENT_URL"], json={"event_type": "reward", "data": {"value": reward}}

@@ -16,9 +16,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 if not __package__:  # run as a script: the package's parent folder takes the place of the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+if TYPE_CHECKING:
+    from cpu_training.screen import Screen
+    from cpu_training.settings import Plan
+    from cpu_training.training_run import TrainingRun
 
 REQUIRED = (
     "agentlightning",
@@ -41,12 +47,13 @@ examples:
   make demo ARGS=--restart-server           agl-server is killed as well, between the two lives
   make demo ARGS="--kills 3 --seed 1"       three kills at random moments: at a start, in rollouts, training or a save
   make demo ARGS=--preempt                  SIGTERM to all its processes: it saves and stops, then goes on
+  make demo ARGS="--hook trace"             a hook replaces each trace; the updates must be those of the trainer alone
   make demo ARGS="--steps 12 --kill-after-step 7 --name longer"
 
 exit codes:
   0  the run worked and, unless --stock, lost and repeated nothing
-  1  an input was lost or repeated, the audit of the ledger says otherwise, the training did not stop as promised, or
-     the run could not be completed
+  1  an input was lost or repeated, the audit of the ledger says otherwise, the training did not stop as promised, an
+     update trained other rows than the trainer alone (--hook), or the run could not be completed
   2  wrong arguments, or something to install is missing
 """
 
@@ -61,6 +68,7 @@ class Interrupted(BaseException):
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line; adds `plan`."""
+    from cpu_training.hook_values import HOOKS
     from cpu_training.settings import SAVE_EVERY, Plan
 
     parser = argparse.ArgumentParser(
@@ -88,15 +96,24 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="SIGTERM instead of SIGKILL, to the driver's whole process group, in the middle of a step",
     )
+    parser.add_argument(
+        "--hook",
+        choices=HOOKS,
+        help="train with a hook that posts the reward, or one that replaces the trace, and one rollout per input; a "
+        "second, uninterrupted run without the extension follows, with whose updates those of the first are compared",
+    )
     parser.add_argument("--port", type=int, help="loopback port of agl-server (default: any free one)")
     parser.add_argument(
-        "--name", help="name of the run folder (default: protected, kills, preempt or stock); replaced if it exists"
+        "--name",
+        help="name of the run folder (default: protected, kills, preempt or stock, and more); replaced if it exists",
     )
     parser.add_argument("--keep-ray-logs", action="store_true", help="keep Ray's own session folder, and say where")
     args = parser.parse_args(argv)
     at_random = args.kills > 1 or args.seed is not None
     if at_random and args.stock:
         parser.error("--kills and --seed are for the protected run: VERL alone cannot resume after a kill in a save.")
+    if args.kills < 1:
+        parser.error(f"--kills must be 1 or more, got {args.kills}.")
     if args.preempt and (at_random or args.stock):
         parser.error("--preempt is for one stop of the protected run: leave out --kills, --seed and --stock.")
     if at_random and args.kill_after_step is not None:
@@ -117,6 +134,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.name is None:
         kind = "stock" if args.stock else "kills" if at_random else "preempt" if args.preempt else "protected"
         args.name = kind + ("-restart-server" if args.restart_server else "")
+        args.name += f"-{args.hook}-hook" if args.hook else ""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", args.name):
         parser.error(f"--name must consist of letters, digits, dots, dashes and underscores, got {args.name!r}.")
     return args
@@ -175,36 +193,63 @@ def ray_folder(keep: bool) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def train(
+    args: argparse.Namespace, plan: Plan, *, protected: bool, restart_server: bool, run_dir: Path, screen: Screen
+) -> TrainingRun:
+    """Do one training; all its processes are gone when it returns."""
+    from cpu_training.processes import Processes
+    from cpu_training.services import choose_port
+    from cpu_training.training_run import TrainingRun
+
+    with ray_folder(args.keep_ray_logs) as ray_dir, Processes() as processes:
+        run = TrainingRun(
+            plan=plan,
+            protected=protected,
+            port=choose_port(args.port),
+            restart_server=restart_server,
+            hook=args.hook,
+            run_dir=run_dir,
+            ray_dir=ray_dir,
+            processes=processes,
+            screen=screen,
+        )
+        try:
+            run.run()
+        finally:
+            screen.say("stopping services, agents and Ray")
+    return run
+
+
 def run_demo(args: argparse.Namespace) -> int:
     """Run and judge; returns the exit code."""
-    from cpu_training import audit, verdict
-    from cpu_training.processes import Processes
+    from cpu_training import audit, rows, verdict
     from cpu_training.recording import EventReader
     from cpu_training.run_folder import fresh_run_folder
     from cpu_training.screen import Screen
     from cpu_training.services import choose_port
-    from cpu_training.training_run import TrainingRun
 
     screen = Screen()
-    port = choose_port(args.port)
-    with fresh_run_folder(args.name) as run_dir, ray_folder(args.keep_ray_logs) as ray_dir:
+    choose_port(args.port)  # a taken one is found before a folder is replaced
+    with fresh_run_folder(args.name) as run_dir:
         screen.introduce(args.plan, protected=not args.stock, run_dir=run_dir)
-        with Processes() as processes:
-            run = TrainingRun(
-                plan=args.plan,
-                protected=not args.stock,
-                port=port,
-                restart_server=args.restart_server,
-                run_dir=run_dir,
-                ray_dir=ray_dir,
-                processes=processes,
-                screen=screen,
-            )
-            try:
-                run.run()
-            finally:
-                screen.say("stopping services, agents and Ray")
-        lineage = verdict.surviving_steps(EventReader(run_dir).new())
+        run = train(
+            args,
+            args.plan,
+            protected=not args.stock,
+            restart_server=args.restart_server,
+            run_dir=run_dir,
+            screen=screen,
+        )
+        events = EventReader(run_dir).new()
+        compared = None
+        if args.hook:
+            screen.say("the same, uninterrupted and WITHOUT agl-async-ckpt: what the trainer alone trains", "bold")
+            alone_dir = run_dir / "alone"
+            (alone_dir / "logs").mkdir(parents=True)
+            plan = args.plan.uninterrupted()
+            train(args, plan, protected=False, restart_server=False, run_dir=alone_dir, screen=screen)
+            compared = rows.compare(args.hook, events, EventReader(alone_dir).new())
+        lineage = verdict.surviving_steps(events)
         result = verdict.judge(lineage, json.loads(run.stream_file.read_text()))
         audited = audit.of_run(run_dir)
         agrees = audit.agrees(audited, result)
@@ -217,6 +262,8 @@ def run_demo(args: argparse.Namespace) -> int:
                     "kills": run.kills,
                     "preemption": run.preemption and run.preemption.as_json(),
                     "audit_agrees": agrees,
+                    "hook": args.hook,
+                    "rows": compared and compared.as_json(),
                     **result.as_json(),
                 },
                 indent=2,
@@ -227,6 +274,9 @@ def run_demo(args: argparse.Namespace) -> int:
         problems = run.preemption.problems if run.preemption else []
         if run.preemption:
             screen.preemption(run.preemption)
+        if compared:
+            screen.rows(compared)
+            problems += compared.problems or ([] if compared.holds else ["no rows were compared"])
         screen.say(f"verdict written to {verdict_file}")
         screen.say(f"`agl-async-ckpt audit {audit.checkpoints(run_dir)}` {'agrees' if agrees else 'DISAGREES'}")
         screen.say(f"picture of the stream: {audit.draw(audited, run_dir)}", "bold")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ import wrapt
 from cpu_training.settings import LIFE_VARIABLE, RUN_DIR_VARIABLE
 
 EVENTS_FILE = "events.jsonl"
+RESPONSE_FIELDS = {"response": "responses", "mask": "response_mask", "log_probs": "rollout_log_probs"}
+"""What is recorded of a response -> VERL's name; log-probs are the ones that came with the tokens."""
 METRICS = "training/async_ckpt/"
 """Prefix of the trainer metrics of agl-async-ckpt; a stock run has none."""
 
@@ -58,13 +60,38 @@ def _swap(module: Any) -> None:
     module.AgentLightningRayPPOTrainer = recording_class(module.AgentLightningRayPPOTrainer)
 
 
-def _groups(rollouts: Iterable[Any]) -> list[int]:
-    """Input ids of the prompt groups that `rollouts` belong to, in order of first appearance."""
-    return list({rollout.data_id: int(rollout.input["input_id"]) for rollout in rollouts}.values())
+def _groups(rollouts: Iterable[Any]) -> dict[str, int]:
+    """Data id -> input id of the prompt groups that `rollouts` belong to, in order of first appearance."""
+    return {rollout.data_id: int(rollout.input["input_id"]) for rollout in rollouts}
 
 
 def _rows(batch: dict[str, Any] | None) -> list[int]:
     return [] if not batch else [int(i) for i in batch["input_id"]]
+
+
+def rows_of_update(batch: Any, inputs: Mapping[str, int]) -> list[dict[str, Any]]:
+    """What an update has trained: the rows, without padding, of each group.
+
+    Args:
+        batch: As `_train_step` returns it, a `DataProto`.
+        inputs: Data id -> input id of the groups that had completed.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {data_id: [] for data_id in inputs}
+    tensors = batch.batch
+    width = tensors["prompts"].shape[1]
+    for i, data_id in enumerate(batch.non_tensor_batch["data_id_list"]):
+        real = tensors["attention_mask"][i].bool()
+        rows[str(data_id)].append(
+            {
+                "prompt": tensors["prompts"][i][real[:width]].tolist(),
+                **{
+                    field: tensors[name][i][real[width:]].tolist() if name in tensors else None
+                    for field, name in RESPONSE_FIELDS.items()
+                },
+                "score": float(tensors["token_level_scores"][i].sum()),
+            }
+        )
+    return [{"input": inputs[data_id], "rows": trained} for data_id, trained in rows.items()]
 
 
 def recording_class(base: Any) -> Any:
@@ -97,7 +124,13 @@ def recording_class(base: Any) -> Any:
 
             def wait_and_record(*args: Any, **kwargs: Any) -> Any:
                 completed, carry_over = wait(*args, **kwargs)
-                record("completed", step=self.global_steps, inputs=_groups(completed), in_flight=_groups(carry_over))
+                self._recorded_groups = _groups(completed)
+                record(
+                    "completed",
+                    step=self.global_steps,
+                    inputs=[*self._recorded_groups.values()],
+                    in_flight=[*_groups(carry_over).values()],
+                )
                 return completed, carry_over
 
             manager.enqueue_and_wait_until_group_completed = wait_and_record
@@ -106,9 +139,12 @@ def recording_class(base: Any) -> Any:
         def _train_step(self, *args: Any, **kwargs: Any) -> Any:
             started = time.monotonic()
             result = super()._train_step(*args, **kwargs)
-            metrics, num_rows = ({}, 0) if result is None else (result[0], len(result[1]))
+            metrics, update = (
+                ({}, []) if result is None else (result[0], rows_of_update(result[1], self._recorded_groups))
+            )
             resume = {key.removeprefix(METRICS): value for key, value in metrics.items() if key.startswith(METRICS)}
-            record("trained", step=self.global_steps, rows=num_rows, seconds=time.monotonic() - started, resume=resume)
+            seconds = time.monotonic() - started
+            record("trained", step=self.global_steps, update=update, seconds=seconds, resume=resume)
             return result
 
         def _save_checkpoint(self) -> Any:

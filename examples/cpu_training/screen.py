@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cpu_training.preemption import Preemption
+from cpu_training.rows import RowComparison
 from cpu_training.settings import ASYNC_BATCH, SAVE_EVERY, TRAIN_BATCH, Plan
 from cpu_training.verdict import Step, Verdict
 
@@ -137,6 +138,12 @@ class Screen:
             self._console.print(f"  {text}", style="bold green", soft_wrap=True)
         for problem in preemption.problems:
             self._console.print(f"  {problem}", style="bold red", soft_wrap=True)
+
+    def rows(self, rows: RowComparison) -> None:
+        """How the rows of the updates compare, and the first differences."""
+        self._console.print(f"  {rows}", style="bold green" if rows.holds else "bold red", soft_wrap=True)
+        for problem in rows.problems[:3]:
+            self._console.print(f"  {escape(problem)}", style="red", soft_wrap=True)
 
     def error(self, text: str) -> None:
         """What went wrong, on stderr."""

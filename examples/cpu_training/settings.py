@@ -38,7 +38,7 @@ class Plan:
         steps: Optimizer steps of the whole run.
         kill_after_step: The driver is killed once this step is trained and the next one has requested its inputs; None
             to kill at random moments.
-        kills: How often it is killed; more than once only at random moments.
+        kills: How often it is killed: once, more often at random moments, or never.
         seed: Of the random moments.
         preempt: It is not killed, but asked to stop in the step `kill_after_step`, with a SIGTERM to its process group.
     """
@@ -52,8 +52,6 @@ class Plan:
     def __post_init__(self) -> None:
         if self.steps < SAVE_EVERY + 2:
             raise ValueError(f"--steps must be {SAVE_EVERY + 2} or more, got {self.steps}.")
-        if self.kills < 1:
-            raise ValueError(f"--kills must be 1 or more, got {self.kills}.")
         if self.kill_after_step is None:
             return
         if self.kills > 1:
@@ -63,6 +61,10 @@ class Plan:
                 f"--kill-after-step must be from {SAVE_EVERY} (the first checkpoint) to {self.steps - 1} "
                 f"(the step before the last), got {self.kill_after_step}."
             )
+
+    def uninterrupted(self) -> Plan:
+        """The same run without kill or stop."""
+        return Plan(self.steps, kill_after_step=None, kills=0)
 
     @property
     def num_inputs(self) -> int:

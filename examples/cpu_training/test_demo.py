@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +23,12 @@ if sys.platform != "linux":
 
 from cpu_training import processes as processes_module  # noqa: E402
 from cpu_training.demo import parse_arguments  # noqa: E402
+from cpu_training.hook_values import HOOKS, answer_of, hook_file, reward_of, trained_rows  # noqa: E402
 from cpu_training.moments import PLACES, REACHED, STARTED, USUAL_S, Life, Moment, draw  # noqa: E402
 from cpu_training.preemption import Preemption, look  # noqa: E402
 from cpu_training.processes import Processes  # noqa: E402
-from cpu_training.recording import EVENTS_FILE, EventReader  # noqa: E402
+from cpu_training.recording import EVENTS_FILE, EventReader, rows_of_update  # noqa: E402
+from cpu_training.rows import FIELDS, compare  # noqa: E402
 from cpu_training.services import DemoError, choose_port  # noqa: E402
 from cpu_training.verdict import Step, judge, surviving_steps  # noqa: E402
 
@@ -100,7 +103,7 @@ def events_of(number: int, life: int, trained: list[int], *, complete: bool = Tr
     events = [
         {**base, "event": "pulled", "epoch": 1, "inputs": trained, "buffered": []},
         {**base, "event": "completed", "inputs": trained, "in_flight": []},
-        {**base, "event": "trained", "rows": 4, "seconds": 1.0},
+        {**base, "event": "trained", "update": [{"input": i, "rows": [{}]} for i in trained], "seconds": 1.0},
     ]
     return events if complete else events[:2]
 
@@ -116,6 +119,148 @@ def test_surviving_steps_leave_out_what_a_resume_throws_away() -> None:
         *events_of(2, 2, [20]),
     ]
     assert [(each.life, each.step, each.trained) for each in surviving_steps(events)] == [(1, 1, [1]), (2, 2, [20])]
+
+
+def row_of(hook: str, input_id: int, **changed: Any) -> dict[str, Any]:
+    """A recorded row of an input as the hook would have it, with fields that it leaves open or that are changed."""
+    (given,) = trained_rows(hook, input_id)
+    return {"prompt": [1, input_id], "response": [9], "mask": [1], "log_probs": [-1.0], **given, **changed}
+
+
+def trained(life: int, number: int, rows: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The events of an update, and one that says nothing of rows."""
+    update = [{"input": input_id, "rows": each} for input_id, each in rows.items()]
+    return [
+        {"event": "trained", "life": life, "step": number, "update": update},
+        {"event": "saving", "life": life, "step": number},
+    ]
+
+
+def update_of(hook: str, life: int, number: int, inputs: list[int]) -> list[dict[str, Any]]:
+    """The events of an update that is as it has to be."""
+    return trained(life, number, {i: [row_of(hook, i)] for i in inputs})
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_rows_are_compared_by_input_in_every_life(hook: str) -> None:
+    """In whatever step; an update that a resume threw away counts too, an input of one run alone does not."""
+    alone = [*update_of(hook, 1, 1, [1, 2]), *update_of(hook, 1, 2, [3, 4])]
+    events = [*update_of(hook, 1, 1, [2, 4]), *update_of(hook, 1, 2, [1]), *update_of(hook, 2, 2, [1, 5])]
+    compared = compare(hook, events, alone)
+    assert compared.holds
+    assert (compared.num_rows, compared.num_rows_after_resume, compared.num_inputs) == (4, 1, 3)
+    assert "4 compared" in str(compared)
+
+
+@pytest.mark.parametrize(("hook", "field"), [(hook, field) for hook in HOOKS for field in FIELDS[hook]])
+def test_row_that_differs_is_named(hook: str, field: str) -> None:
+    """With the field; one that the hook leaves open may differ."""
+    alone = update_of(hook, 1, 1, [1, 2])
+    changed = row_of(hook, 1, **{field: "another"})
+    compared = compare(hook, trained(2, 7, {1: [changed], 2: [row_of(hook, 2, other=1)]}), alone)
+    assert not compared.holds
+    (problem,) = compared.problems
+    assert problem.startswith(f"life 2, step 7, input 1: {field} another, of the trainer alone")
+
+
+def test_rows_that_the_hook_leaves_open_may_differ() -> None:
+    """A hook that only rewards leaves the tokens to chance."""
+    changed = row_of("reward", 1, response=[8, 8], mask=[1, 1], log_probs=[-2.0, -2.0])
+    assert compare("reward", trained(1, 1, {1: [changed]}), update_of("reward", 1, 1, [1])).holds
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("num_rows", [0, 2])
+def test_rows_that_are_missing_or_too_many_are_named(hook: str, num_rows: int) -> None:
+    """An input trained without its row, or with the sampled one beside the hook's."""
+    compared = compare(hook, trained(1, 1, {1: [row_of(hook, 1)] * num_rows}), update_of(hook, 1, 1, [1]))
+    assert compared.problems == [f"life 1, step 1, input 1: {num_rows} rows, of the trainer alone 1"]
+
+
+def test_rows_that_the_hook_did_not_give_are_named_in_both_runs() -> None:
+    """Two runs that are equally wrong are wrong; so is an input that the other run has not trained."""
+    wrong = {i: [row_of("reward", i, score=2.0)] for i in (1, 2)}
+    compared = compare("reward", trained(1, 1, wrong), trained(1, 1, {1: wrong[1]}))
+    assert compared.problems == [
+        "the trainer alone, life 1, step 1, input 1: score 2.0, of the hook 0.125",
+        "life 1, step 1, input 2: score 2.0, of the hook 0.25",
+    ]
+
+
+@pytest.mark.parametrize("events", [[], update_of("trace", 1, 1, [3])])
+def test_comparison_of_nothing_does_not_hold(events: list[dict[str, Any]]) -> None:
+    """Two runs without an input in common show nothing."""
+    compared = compare("trace", events, update_of("trace", 1, 1, [1]))
+    assert (compared.problems, compared.num_rows, compared.holds) == ([], 0, False)
+
+
+def test_update_is_recorded_without_padding_and_by_input() -> None:
+    """Left padding of prompts, right padding of responses; a group whose rows were dropped has none."""
+    torch = pytest.importorskip("torch")
+    batch = SimpleNamespace(
+        batch={
+            "prompts": torch.tensor([[0, 0, 5], [6, 7, 8]]),
+            "responses": torch.tensor([[11, 12, 0, 0], [13, 14, 15, 16]]),
+            "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1]]),
+            "response_mask": torch.tensor([[1, 1, 0, 0], [1, 0, 1, 1]]),
+            "token_level_scores": torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.25]], dtype=torch.bfloat16),
+        },
+        non_tensor_batch={"data_id_list": ["a", "b"]},
+    )
+    assert rows_of_update(batch, {"b": 3, "a": 4, "c": 5}) == [
+        {
+            "input": 3,
+            "rows": [
+                {
+                    "prompt": [6, 7, 8],
+                    "response": [13, 14, 15, 16],
+                    "mask": [1, 0, 1, 1],
+                    "log_probs": None,
+                    "score": 0.25,
+                }
+            ],
+        },
+        {
+            "input": 4,
+            "rows": [{"prompt": [5], "response": [11, 12], "mask": [1, 1], "log_probs": None, "score": 0.5}],
+        },
+        {"input": 5, "rows": []},
+    ]
+    batch.batch["rollout_log_probs"] = torch.tensor([[-1.0, -0.5, 0.0, 0.0], [-0.25, 0.0, -2.0, -3.0]])
+    assert [group["rows"][0]["log_probs"] for group in rows_of_update(batch, {"a": 4, "b": 3})] == [
+        [-1.0, -0.5],
+        [-0.25, 0.0, -2.0, -3.0],
+    ]
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hook_posts_what_the_comparison_expects(name: str) -> None:
+    """As agent-lightning loads it; the request that replaces the sampled one has the same prompt."""
+    hooks = pytest.importorskip("agentlightning.hooks").load_hooks(str(hook_file(name)))
+    schemas = pytest.importorskip("agentlightning.schemas")
+    request = hooks.on_enqueue(schemas.RolloutCreate(input={"input_id": 11, "slow": False}))
+    assert request.input == {"input_id": 11, "slow": False, "judged": True}
+
+    choice = {"index": 0, "token_ids": [9], "logprobs": {"content": [{"token": "9", "logprob": -1.0}]}}
+    response = {"prompt_token_ids": [1, 2], "choices": [choice]}
+    data = {"request": {"model": "auto"}, "response": response, "http_status": 200}
+    sampled = SimpleNamespace(event_type="model_request", data=data)
+    rollout = SimpleNamespace(rollout_id="r", input=request.input, status=SimpleNamespace(last_attempt_id="0"))
+    posted: list[tuple[Any, ...]] = []
+    store = SimpleNamespace(add_event=lambda *event: posted.append(event))
+    hooks.on_succeeded(rollout, {"0": [sampled]}, store)
+
+    *traces, reward = posted
+    assert reward == ("r", "0", "reward", {"value": reward_of(11)})
+    assert len(traces) == (name == "trace")
+    for *place, corrected in traces:
+        assert place == ["r", "0", "model_request"]
+        tokens, log_probs = answer_of(11)
+        (new,) = corrected["response"]["choices"]
+        assert corrected["response"]["prompt_token_ids"] == [1, 2]
+        assert new["token_ids"] == tokens
+        assert [each["logprob"] for each in new["logprobs"]["content"]] == log_probs
+    assert data["response"]["choices"] == [choice]
 
 
 def test_event_reader_leaves_an_unfinished_line_for_later(tmp_path: Path) -> None:
@@ -168,6 +313,23 @@ def test_arguments_for_a_stop() -> None:
     assert not parse_arguments([]).plan.preempt
 
 
+def test_arguments_for_a_hook() -> None:
+    """It goes with every other option, and into the name."""
+    assert parse_arguments([]).hook is None
+    for argv, name in [
+        ([], "protected-trace-hook"),
+        (["--stock"], "stock-trace-hook"),
+        (["--preempt"], "preempt-trace-hook"),
+        (["--restart-server"], "protected-restart-server-trace-hook"),
+        (["--kills", "2"], "kills-trace-hook"),
+    ]:
+        args = parse_arguments(["--hook", "trace", *argv])
+        assert (args.hook, args.name) == ("trace", name)
+        alone = args.plan.uninterrupted()
+        assert (alone.kills, alone.kill_after_step, alone.preempt) == (0, None, False)
+        assert alone.num_inputs == args.plan.num_inputs
+
+
 def stopped(events: list[tuple[str, int, float]], *, exit_code: int = 75, rollouts_left: int = 0) -> Preemption:
     """A life with these events (name, step, time) that got a signal in step 5 at time 100; it has no checkpoint."""
     happened = [{"event": name, "step": number, "time": at, "seconds": 4.0} for name, number, at in events]
@@ -213,6 +375,7 @@ def test_stop_that_was_not_as_promised_is_named() -> None:
         (["--kills", "2", "--steps", "4"], "--steps must be 5 or more"),
         (["--preempt", "--seed", "4"], "leave out --kills, --seed and --stock"),
         (["--preempt", "--stock"], "leave out --kills, --seed and --stock"),
+        (["--hook", "none"], "invalid choice: 'none'"),
         (["--kill-after-step", "0"], "--kill-after-step must be from 3"),
     ],
     ids=" ".join,

@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from cpu_training.cpu_backend import ROLLOUT_NAME
+from cpu_training.hook_values import HOOKS, hook_file
 from cpu_training.recording import record
 from cpu_training.settings import (
     ASYNC_BATCH,
@@ -32,8 +33,10 @@ def data_settings() -> dict[str, Any]:
     return {"train_batch_size": TRAIN_BATCH, "shuffle": True, "seed": SEED, "dataloader_num_workers": 0}
 
 
-def settings(run_dir: Path, server_url: str, server_key: str, steps: int) -> dict[str, Any]:
+def settings(run_dir: Path, server_url: str, server_key: str, steps: int, hook: str | None) -> dict[str, Any]:
     """The overrides that make agent-lightning's default config a tiny run on CPU."""
+    # With one rollout per input nobody waits for a sibling: each is read as soon as its hook has run.
+    rollouts_per_input = 1 if hook else ROLLOUTS_PER_INPUT
     return {
         "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
         "data": {**data_settings(), "max_prompt_length": 64, "max_response_length": 64},
@@ -49,7 +52,7 @@ def settings(run_dir: Path, server_url: str, server_key: str, steps: int) -> dic
                 "strategy": "fsdp2",  # FSDP1 refuses CPU
                 # One row per rollout: with mini batches of one input no row is left over and dropped.
                 "ppo_mini_batch_size": 1,
-                "ppo_micro_batch_size_per_gpu": ROLLOUTS_PER_INPUT,
+                "ppo_micro_batch_size_per_gpu": rollouts_per_input,
                 "use_torch_compile": False,
                 "use_kl_loss": False,
                 "entropy_coeff": 0,
@@ -58,9 +61,9 @@ def settings(run_dir: Path, server_url: str, server_key: str, steps: int) -> dic
             },
             "rollout": {
                 "name": ROLLOUT_NAME,
-                "n": ROLLOUTS_PER_INPUT,
+                "n": rollouts_per_input,
                 "tensor_model_parallel_size": 1,
-                "log_prob_micro_batch_size_per_gpu": ROLLOUTS_PER_INPUT,
+                "log_prob_micro_batch_size_per_gpu": rollouts_per_input,
                 "free_cache_engine": False,
                 "agent": {"num_workers": 1},
             },
@@ -82,6 +85,7 @@ def settings(run_dir: Path, server_url: str, server_key: str, steps: int) -> dic
             "agl_base_url": server_url,
             "agl_key": server_key,
             "rollout_timeout_seconds": 120,
+            "hooks": str(hook_file(hook)) if hook else None,
             "local": {"agent_class": "cpu_training.agent.Agent", "env_map": {"AGL_DEMO_INPUT": "input"}},
             "trace_aggregator": {
                 "level": "trajectory",
@@ -122,12 +126,13 @@ def main() -> None:
     parser.add_argument("--server-key", required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--num-inputs", type=int, required=True)
+    parser.add_argument("--hook", choices=HOOKS)
     parser.add_argument(
         "--stoppable", action="store_true", help="through agl_async_ckpt.run_ppo, which handles signals"
     )
     args, dotlist = parser.parse_known_args()
 
-    config = compose_config(settings(args.run_dir, args.server_url, args.server_key, args.steps), dotlist)
+    config = compose_config(settings(args.run_dir, args.server_url, args.server_key, args.steps, args.hook), dotlist)
     rows = dataset_rows(args.num_inputs)
 
     if args.stoppable:

@@ -72,6 +72,7 @@ class TrainingRun:
         protected: bool,
         port: int,
         restart_server: bool,
+        hook: str | None,
         run_dir: Path,
         ray_dir: Path,
         processes: Processes,
@@ -80,6 +81,7 @@ class TrainingRun:
         self._plan = plan
         self._protected = protected
         self._restart_server = restart_server
+        self._hook = hook
         self._run_dir = run_dir
         self._processes = processes
         self._screen = screen
@@ -219,6 +221,7 @@ class TrainingRun:
             # Off, VERL's checkpoints stay as they are: the extension then only writes the ledger.
             f"agentlightning.async_checkpoint.enabled={str(self._protected).lower()}",
             *(["--stoppable"] if self._plan.preempt else []),
+            *(["--hook", self._hook] if self._hook else []),
         ]
         what = "starting the training driver" if life == 1 else "starting it again with resume_mode=auto"
         self._screen.say(f"{what} (life {life}; up to a minute until its first step; log: {log})", "bold")

@@ -66,7 +66,7 @@ class StepBuilder:
                 return Step(
                     life=event["life"],
                     step=event["step"],
-                    rows=event["rows"],
+                    rows=sum(len(group["rows"]) for group in event["update"]),
                     seconds=event["seconds"],
                     **self._parts,
                 )
