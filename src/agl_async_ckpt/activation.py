@@ -50,6 +50,7 @@ def swap_trainer_class(module: ModuleType) -> None:
     Raises:
         ActivationError: The module has no such class.
     """
+    from agl_async_ckpt.capture import TESTED
     from agl_async_ckpt.trainer import CheckpointOverrides, extend
 
     # The namespace and not getattr: `_swap_on_first_access` answers the latter.
@@ -59,7 +60,8 @@ def swap_trainer_class(module: ModuleType) -> None:
         raise ActivationError(
             f"agentlightning {importlib.metadata.version('agentlightning')} has no {TRAINER_MODULE}.{TRAINER_CLASS}, "
             "so the extension cannot be switched on.\n"
-            "Use agentlightning>=1.0,<2, or take the extension out of the config."
+            f"Use one of the tested versions ({', '.join(TESTED['agentlightning'])}), or take the extension out of the "
+            "config."
         )
     if not issubclass(original, CheckpointOverrides):
         namespace[TRAINER_CLASS] = extend(original)

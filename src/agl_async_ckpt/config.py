@@ -105,6 +105,12 @@ class AsyncCheckpointConfig(BaseModel):
         description="How long a driver waits after such a signal for the trainer to stop, seconds.",
     )
 
+    untested_versions: Literal["warn", "refuse", "allow"] = Field(
+        default="warn",
+        description="With versions of agent-lightning, VERL or torchdata that the tests do not run on: warn, or refuse "
+        "to start; `allow` also starts with those that are known not to work.",
+    )
+
     @field_validator("stop_signals", mode="before")
     @classmethod
     def _signals(cls, names: Any) -> tuple[str, ...]:

@@ -51,3 +51,9 @@ from agl_async_ckpt.capture.verl import (
     saves_asynchronously,
     step_folder,
 )
+from agl_async_ckpt.capture.versions import (
+    OF_THE_MANAGER,
+    OF_THE_TRAINER,
+    TESTED,
+    require_known_versions,
+)

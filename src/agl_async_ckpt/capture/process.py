@@ -49,7 +49,7 @@ def require_sole_writer(trainer: Any, file_name: str) -> None:
             version = importlib.metadata.version("agentlightning")
             raise ActivationError(
                 f"agentlightning {version} writes {file_name} itself ({cls.__module__}).\n"
-                "Nothing was written over. Take this extension out of the config, or use agentlightning<2 without it."
+                "Nothing was written over. Take this extension out of the config, or use a version that does not."
             )
 
 

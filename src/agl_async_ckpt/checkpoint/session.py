@@ -61,6 +61,7 @@ class Session:
         self.trains: bool = not trainer.config.trainer.get("val_only", False)
         self.fingerprint = Fingerprint()
         if self.active:
+            capture.require_known_versions(trainer, self.config.untested_versions)
             capture.require_sole_writer(trainer, FILE_NAME)
             capture.require_stateful_sampler(trainer)
             self.fingerprint = take_fingerprint(trainer)
