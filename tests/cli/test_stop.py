@@ -145,6 +145,36 @@ def test_stop_waits_for_the_answer_where_there_are_no_locks(
     assert_waits_for_the_answer(cli, out)
 
 
+def test_stop_sees_a_trainer_whose_lock_is_answered_by_eacces(
+    cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SMB's answer for a held lock: it is named, and waited for."""
+
+    def held(fd: int, operation: int) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    OutputLock(out, wait_s=0).release()
+    monkeypatch.setattr(stop, "POLL_S", 0.02)
+    monkeypatch.setattr(fcntl, "flock", held)
+    result = cli("stop", out, "--wait", "0.1")
+    assert result.code == 1
+    assert f"Asked process {os.getpid()} on {socket.gethostname()} to stop after its step" in result.out
+    assert "has not stopped within 0.1 s. The request stays." in result.err
+
+
+def test_stop_says_that_the_lock_does_not_tell(cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither that a trainer is there, nor that none is."""
+
+    def fail(fd: int, operation: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    OutputLock(out, wait_s=0).release()
+    monkeypatch.setattr(fcntl, "flock", fail)
+    result = cli("stop", out)
+    assert (result.code, "no trainer" in result.out) == (0, False)
+    assert "Whether a trainer writes there, its lock does not tell." in result.out
+
+
 def test_stop_says_that_its_request_is_gone_though_the_trainer_is_not(
     cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ import pytest
 from agl_async_ckpt.exceptions import FolderInUseError, StateWriteError
 from agl_async_ckpt.storage import lock as lock_module
 from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
-from agl_async_ckpt.storage.lock import OutputLock, current_holder, read_holder
+from agl_async_ckpt.storage.lock import OutputLock, current_holder, locks_work, read_holder
 
 HOLDER = """
 import os, sys, time
@@ -141,17 +141,54 @@ def test_file_system_without_locks_is_said(
     assert str(tmp_path / LOCK_FILE_NAME) in caplog.text
 
 
-def test_other_errors_of_the_lock_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An I/O error is no reason to train without a lock; and the descriptor is closed."""
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EBADF])
+def test_other_refusals_of_the_lock_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """An I/O error is no reason to train without a lock: path, reason, next act; and the descriptor is closed."""
 
     def fail(fd: int, operation: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(number, os.strerror(number))
 
     before = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr(fcntl, "flock", fail)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(StateWriteError, match=os.strerror(number)) as caught:
         OutputLock(tmp_path, wait_s=0)
+    assert caught.value.errno == number
+    assert f"{tmp_path / LOCK_FILE_NAME} cannot be locked" in str(caught.value)
+    assert "Nothing was trained." in str(caught.value)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert (current_holder(tmp_path), locks_work(tmp_path)) == (None, False)
+
+
+def test_held_lock_that_is_answered_by_eacces_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As SMB does, and every file system that makes fcntl's locks of it; once it is free the trainer has it."""
+    real, polls = fcntl.flock, []
+
+    def as_smb(fd: int, operation: int) -> None:
+        try:
+            real(fd, operation)
+        except BlockingIOError:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
+
+    def poll(seconds: float) -> None:
+        polls.append(seconds)
+        if len(polls) == 2:
+            process.kill()
+            process.wait()
+
+    monkeypatch.setattr(fcntl, "flock", as_smb)
+    with holder(tmp_path) as (process, _), caplog.at_level(logging.INFO, "agl_async_ckpt"):
+        with pytest.raises(FolderInUseError) as caught:
+            OutputLock(tmp_path, wait_s=0)
+        assert f"pid:   {process.pid}" in str(caught.value)
+        assert "lock:  Permission denied, which some file systems answer for a lock that is held" in str(caught.value)
+        assert current_holder(tmp_path) == f"process {process.pid} on {socket.gethostname()}"
+        assert locks_work(tmp_path)
+        monkeypatch.setattr(lock_module.time, "sleep", poll)
+        OutputLock(tmp_path, wait_s=30).release()
+    assert len(polls) == 2
+    assert f"held by process {process.pid}" in caplog.text
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

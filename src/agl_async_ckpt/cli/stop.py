@@ -67,8 +67,10 @@ def run(args: argparse.Namespace) -> int:
         ) from error
     if holder is not None:
         output.say(f"Asked {holder} to stop after its step, in {folder}.")
-    else:
+    elif locks_work(folder):
         output.say(f"Left a request to stop in {folder}. As far as can be seen from here, no trainer writes there now.")
+    else:
+        output.say(f"Left a request to stop in {folder}. Whether a trainer writes there, its lock does not tell.")
     if args.wait is None or (holder is None and _locks_tell(folder)):
         return EXIT_OK
     return _wait(folder, request, args.wait)

@@ -21,13 +21,15 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.exceptions import FolderInUseError, describe
+from agl_async_ckpt.exceptions import FolderInUseError, StateWriteError, describe
 from agl_async_ckpt.storage.files import UNREADABLE, read_small, unwritable
 from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+_HELD = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})
+"""Answers for a lock that another process has; EACCES where fcntl locks stand for it (SMB, some NFS): see fcntl(2)."""
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 _MAX_HOLDER_BYTES = 4096
 MAX_TIME_S = 2**35
@@ -52,7 +54,7 @@ class OutputLock:
 
         Raises:
             FolderInUseError: It is still held then; names the holder's host and process.
-            StateWriteError: The lock file cannot be opened for writing.
+            StateWriteError: The lock file cannot be opened for writing, or the file system refuses to lock it.
         """
         self.path = output_dir / LOCK_FILE_NAME
         self._fd: int | None = None
@@ -101,24 +103,25 @@ class OutputLock:
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            except OSError as error:
+                if error.errno in _NO_LOCKS:
+                    log.warning(
+                        "%s cannot be locked (%s): a second trainer in this output folder is noticed only when one "
+                        "saves.",
+                        self.path,
+                        error.strerror,
+                    )
+                    return
+                if error.errno not in _HELD:
+                    raise _refused(self.path, error) from error
                 if time.monotonic() >= deadline:
-                    raise FolderInUseError(_in_use(self.path, wait_s)) from None
+                    raise FolderInUseError(_in_use(self.path, wait_s, error)) from None
                 if not told:
                     log.info(
                         "Waiting up to %g s for %s, held by %s.", wait_s, self.path, _words(read_holder(self.path))
                     )
                     told = True
                 time.sleep(POLL_S)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                log.warning(
-                    "%s cannot be locked (%s): a second trainer in this output folder is noticed only when one saves.",
-                    self.path,
-                    error.strerror,
-                )
-                return
             else:
                 return
 
@@ -148,32 +151,27 @@ def current_holder(output_dir: Path) -> str | None:
     Tries the lock for an instant, read-only, and lets go of it: a start that comes just then tries again after
     `POLL_S`.
     """
-    try:
-        _try_lock(output_dir)
-    except BlockingIOError:
-        return _words(read_holder(output_dir / LOCK_FILE_NAME))
-    except OSError:
-        return None
-    return None
+    return _words(read_holder(output_dir / LOCK_FILE_NAME)) if _is_locked(output_dir) else None
 
 
 def locks_work(output_dir: Path) -> bool:
     """Whether the lock of an output folder can be asked for at all: some file systems have no locks."""
+    return _is_locked(output_dir) is not None
+
+
+def _is_locked(output_dir: Path) -> bool | None:
+    """Whether another process has the lock; None if that cannot be told."""
     try:
-        _try_lock(output_dir)
-    except BlockingIOError:
-        return True
+        fd = os.open(output_dir / LOCK_FILE_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
-        return False
-    return True
-
-
-def _try_lock(output_dir: Path) -> None:
-    fd = os.open(output_dir / LOCK_FILE_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return True if error.errno in _HELD else None
     finally:
         os.close(fd)
+    return False
 
 
 def _open(path: Path) -> int:
@@ -183,12 +181,23 @@ def _open(path: Path) -> int:
         raise unwritable(path.parent, error) from error
 
 
-def _in_use(path: Path, wait_s: float) -> str:
+def _refused(path: Path, error: OSError) -> StateWriteError:
+    return StateWriteError(
+        error.errno,
+        f"{path} cannot be locked ({error.strerror}).\n"
+        "Nothing was trained. Repair the file system of trainer.default_local_dir, or set another one.",
+    )
+
+
+def _in_use(path: Path, wait_s: float, error: OSError) -> str:
     holder = read_holder(path)
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"])) if holder else "unknown"
+    rows = [("host", holder.get("host", "unknown")), ("pid", holder.get("pid", "unknown")), ("since", since)]
+    if error.errno == errno.EACCES:
+        rows.append(("lock", f"{error.strerror}, which some file systems answer for a lock that is held"))
     return describe(
         f"Another trainer writes into {path.parent}; waited {wait_s:g} s for it to end.",
-        [("host", holder.get("host", "unknown")), ("pid", holder.get("pid", "unknown")), ("since", since)],
+        rows,
         "End that one first, or set another trainer.default_local_dir. "
         "agentlightning.async_checkpoint.lock_wait_s sets how long to wait.",
     )
