@@ -105,6 +105,12 @@ class AsyncCheckpointConfig(BaseModel):
         description="How long a driver waits after such a signal for the trainer to stop, seconds.",
     )
 
+    shield_ray: bool = Field(
+        default=False,
+        description="Start Ray outside of the driver's process group: a signal to the whole group then does not end it "
+        "before the trainer has saved.",
+    )
+
     untested_versions: Literal["warn", "refuse", "allow"] = Field(
         default="warn",
         description="With versions of agent-lightning, VERL or torchdata that the tests do not run on: warn, or refuse "

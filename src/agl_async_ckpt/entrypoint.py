@@ -7,13 +7,13 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from agl_async_ckpt import activation, ray_store
 from agl_async_ckpt._logging import ensure_visible
 from agl_async_ckpt.exceptions import ActivationError, StopRequested, TrainingStopped, describe
-from agl_async_ckpt.signals import StopSignals
+from agl_async_ckpt.signals import StopSignals, own_process_groups
 from agl_async_ckpt.worker import CHAINED_HOOK_VARIABLE, SETUP_HOOK, UPSTREAM_HOOK
 
 log = logging.getLogger(__name__)
@@ -46,14 +46,17 @@ def run_ppo(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any
     """
     from agentlightning.verl import entrypoint as upstream
 
-    from agl_async_ckpt.config import read_config
+    from agl_async_ckpt.config import SECTION, read_config
 
     settings = read_config(config)
     if settings.enabled and config.agentlightning.async_rollout.enabled:
         _require_loadable()
     ensure_visible()
     names = settings.stop_signals if settings.enabled else ()
-    with StopSignals(names, ray_store.put_request, grace_s=settings.stop_grace_s) as signals, _ray_shielded(signals):
+    with (
+        StopSignals(names, ray_store.put_request, grace_s=settings.stop_grace_s) as signals,
+        _around_init(signals, apart=settings.enabled and settings.shield_ray),
+    ):
         try:
             upstream.run_ppo(with_hook(config), train_dataset, val_dataset)
         except TrainingStopped as error:
@@ -61,6 +64,15 @@ def run_ppo(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any
             raise _noted(StopRequested(str(stopped), stopped.step, saved=stopped.saved)) from None
         except StopRequested as late:
             raise _noted(late)  # noqa: B904 - the same error
+        except Exception:
+            if signals.request is not None and not settings.shield_ray:
+                log.warning(
+                    "%s was to stop the training, which has failed instead. If Ray's own processes got the signal too, "
+                    "because it was sent to the whole process group: %s.shield_ray=true keeps them out of it.",
+                    signals.request.by,
+                    SECTION,
+                )
+            raise
 
 
 def _noted(stop: StopRequested) -> StopRequested:
@@ -70,8 +82,13 @@ def _noted(stop: StopRequested) -> StopRequested:
 
 
 @contextmanager
-def _ray_shielded(signals: StopSignals) -> Iterator[None]:
-    """Have agent-lightning's `ray.init` start Ray's processes with the signals blocked, and handle them after it."""
+def _around_init(signals: StopSignals, *, apart: bool) -> Iterator[None]:
+    """Handle signals again after agent-lightning's `ray.init`.
+
+    Args:
+        signals: The handlers.
+        apart: Have Ray's processes start outside of the process group of this one.
+    """
     import ray
 
     if ray.is_initialized():  # its processes are there; a request may be left from an earlier training of this job
@@ -80,11 +97,11 @@ def _ray_shielded(signals: StopSignals) -> Iterator[None]:
         return
     init = ray.init
 
-    def shielded(*args: Any, **kwargs: Any) -> Any:
-        with signals.blocked():
+    def handled(*args: Any, **kwargs: Any) -> Any:
+        with signals.around_init(), own_process_groups() if apart else nullcontext():
             return init(*args, **kwargs)
 
-    ray.init = shielded
+    ray.init = handled
     try:
         yield
     finally:

@@ -1,13 +1,13 @@
 """Signals at the driver: the first one asks the trainer to stop, the second one ends the driver at once.
 
-Schedulers and people signal not only the driver but its whole process group, and Ray's own processes end at a SIGTERM:
-with them the step that was to be saved. So a Ray that is started here inherits these signals blocked, as it does SIGINT
-from Ray itself; what it has pending there is dropped when Ray is shut down.
+Nothing that is started here inherits a blocked or an ignored signal: what runs in a worker ends when it is told to end.
+Whoever signals the driver's whole process group can have Ray started outside of it (`own_process_groups`).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -24,12 +24,39 @@ log = logging.getLogger(__name__)
 SAME_SIGNAL_S = 1.0
 """A signal so soon after the first is the first: `timeout` and others send it to a process, and to its group."""
 RETRY_S = 1.0
+THREAD = "agl-async-ckpt-stop"
+_leaving = False
+"""Whether a child that is forked now leaves the process group of its parent."""
+
+
+@contextmanager
+def own_process_groups() -> Iterator[None]:
+    """Have each process that Ray starts inside lead a process group of its own.
+
+    A signal to the group of this process then reaches neither Ray's own processes, which would end of it with the step
+    that is to be saved, nor what they start in turn. They end with this process all the same, as Ray has the kernel
+    see to.
+    """
+    global _leaving
+    _leaving = True
+    try:
+        yield
+    finally:
+        _leaving = False
+
+
+def _leave_group() -> None:
+    if _leaving:
+        os.setpgid(0, 0)
+
+
+os.register_at_fork(after_in_child=_leave_group)  # `subprocess` calls it where a `preexec_fn` is given; Ray gives one
 
 
 class StopSignals:
     """Handles signals in the main thread of a driver, while entered.
 
-    A helper thread passes the request on, so that a Ray that hangs does not keep the second signal from working.
+    Helper threads pass the request on: a Ray that hangs keeps neither the second signal nor the grace from working.
     """
 
     def __init__(self, names: Iterable[str], publish: Callable[[StopRequest], None], *, grace_s: float) -> None:
@@ -59,7 +86,7 @@ class StopSignals:
             return self
         self._before = dict.fromkeys(self._numbers)
         self.install()
-        threading.Thread(target=self._pass_on, name="agl-async-ckpt-stop", daemon=True).start()
+        threading.Thread(target=self._count_down, name=THREAD, daemon=True).start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -83,17 +110,21 @@ class StopSignals:
                 self._before[number] = found
 
     @contextmanager
-    def blocked(self) -> Iterator[None]:
-        """Have processes that are started inside inherit the signals blocked; one that comes meanwhile waits."""
-        if not self._before:
-            yield
-            return
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
+    def around_init(self) -> Iterator[None]:
+        """Around `ray.init`, which takes SIGTERM for itself and ends this process at one.
+
+        Raises:
+            StopRequested: One came meanwhile.
+        """
         try:
             yield
+        except SystemExit as error:
+            by = next((number for number in self._before if number == error.code), None)  # as Ray's handler sets it
+            if by is None:
+                raise
+            raise StopRequested(f"Stopped by {by.name} while Ray was starting.") from None
         finally:
             self.install()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._expired:
@@ -115,8 +146,9 @@ class StopSignals:
         default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, default)
         signal.raise_signal(number)
+        os._exit(128 + number)  # process 1 of a container: the kernel does nothing there by default
 
-    def _pass_on(self) -> None:
+    def _count_down(self) -> None:
         self._asked.wait()
         request = self._request
         if request is None:
@@ -127,20 +159,23 @@ class StopSignals:
             request.by,
             self._grace_s,
         )
+        # In a thread of its own: a Ray that hangs must not use up more than the grace.
+        threading.Thread(target=self._pass_on, args=(request,), name=f"{THREAD}-request", daemon=True).start()
         # A wait that is longer than Python can wait (292 years) is for ever.
-        give_up_at = time.monotonic() + min(self._grace_s, threading.TIMEOUT_MAX - 1)
+        self._over.wait(min(self._grace_s, threading.TIMEOUT_MAX - 1))
+        with self._ending:  # the handler must still be ours when the signal arrives
+            if not self._over.is_set():
+                self._expired = True
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals[request.by])
+
+    def _pass_on(self, request: StopRequest) -> None:
         told = False
-        while not self._over.is_set() and time.monotonic() < give_up_at:
+        while not self._over.is_set():
             try:
                 self._publish(request)
-                break
+                return
             except Exception as error:  # whatever Ray raises while it starts, or comes back
                 if not told:
                     log.warning("The request has not reached Ray yet (%s).", error)
                 told = True
                 self._over.wait(RETRY_S)
-        self._over.wait(max(0.0, give_up_at - time.monotonic()))
-        with self._ending:  # the handler must still be ours when the signal arrives
-            if not self._over.is_set():
-                self._expired = True
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals[request.by])

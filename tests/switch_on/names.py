@@ -13,6 +13,8 @@ STAYS_AT = ("updated", 5)
 """Where the first life of a run of `rig_training` stays until it is killed: after an update, before the save."""
 STAYING = "staying"
 """The file in the output folder that says so."""
+ENDS = "ends.json"
+"""The file in the output folder that says how children of a worker ended."""
 
 
 def record_of(out: Path, number: int) -> Path:

@@ -6,12 +6,17 @@ loop, step, load and save are a few lines that leave files behind.
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import subprocess
 import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import wrapt
+
+from tests.switch_on.names import ENDS
 
 STEP_S = 3.0
 NUM_STEPS = 60
@@ -42,7 +47,33 @@ def _fit(self: Any) -> None:
         self.global_steps += 1
 
 
+def ends_of_children() -> dict[str, int | None]:
+    """End programs as rewards in a worker do; exit codes, None for one that does not end."""
+    started = subprocess.Popen(["sleep", "6"])
+    started.terminate()
+    forking = multiprocessing.get_context("fork")
+    runs = forking.Event()
+    forked = forking.Process(target=lambda: runs.set() or time.sleep(6))
+    forked.start()
+    runs.wait(10)  # an earlier one meets Ray's handler where Python ignores what it raises
+    forked.terminate()
+    forked.join(3)
+    ends = {"forked": forked.exitcode}
+    for name, process in {"started": started, "timeout": subprocess.Popen(["timeout", "1", "sleep", "6"])}.items():
+        try:
+            ends[name] = process.wait(3)
+        except subprocess.TimeoutExpired:
+            ends[name] = None
+            process.kill()
+            process.wait()
+    forked.kill()
+    forked.join()
+    return ends
+
+
 def _train_step(self: Any, *_args: Any) -> Any:
+    if self.global_steps == 1:
+        Path(self.config.trainer.default_local_dir, ENDS).write_text(json.dumps(ends_of_children()))
     _leave(self, in_step(self.global_steps))
     time.sleep(STEP_S)
 

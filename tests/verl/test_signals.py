@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from agl_async_ckpt.exceptions import EXIT_STOPPED, StopRequested
-from agl_async_ckpt.signals import SAME_SIGNAL_S, StopSignals
+from agl_async_ckpt.signals import SAME_SIGNAL_S, THREAD, StopSignals, own_process_groups
 from agl_async_ckpt.storage.stop_request import StopRequest
 
 DRIVER = """
@@ -27,6 +28,8 @@ asked = []
 
 def publish(request):
     global refusals
+    if refusals < 0:  # Ray hangs
+        time.sleep(600)
     refusals -= 1
     if refusals >= 0:
         raise RuntimeError("not there yet")
@@ -47,11 +50,17 @@ class Driver:
     """The process, in a group of its own."""
 
     def __init__(
-        self, names: str = "SIGTERM,SIGUSR1", *, stops: bool = True, grace_s: float = 60, refusals: int = 0
+        self,
+        names: str = "SIGTERM,SIGUSR1",
+        *,
+        stops: bool = True,
+        grace_s: float = 60,
+        refusals: int = 0,
+        below: tuple[str, ...] = (),
     ) -> None:
         command = [sys.executable, "-c", DRIVER, names, "stops" if stops else "hangs", str(grace_s), str(refusals)]
         self.process = subprocess.Popen(
-            command,
+            [*below, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -173,12 +182,45 @@ def test_request_is_tried_again_until_it_gets_through(drivers: list[Driver]) -> 
     assert driver.end()[0] == EXIT_STOPPED
 
 
+def test_grace_ends_though_ray_hangs(drivers: list[Driver]) -> None:
+    """While the request is being passed on: nobody has seen it, and the driver ends all the same."""
+    driver = Driver(grace_s=0.2, refusals=-1)
+    drivers.append(driver)
+    driver.send(signal.SIGTERM)
+    assert driver.end()[0] == EXIT_STOPPED
+
+
+IN_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
+
+
+def may_unshare() -> bool:
+    with suppress(OSError):
+        return subprocess.run([*IN_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+    return False
+
+
+@pytest.mark.skipif(not may_unshare(), reason="this user may not make a PID namespace (unshare --pid)")
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGUSR1])
+def test_second_signal_ends_process_1_of_a_container(drivers: list[Driver], second: signal.Signals) -> None:
+    """The kernel ignores there what a signal does by default; the exit code is that of an end by it."""
+    driver = Driver(stops=False, grace_s=600, below=IN_NAMESPACE)
+    drivers.append(driver)
+    [first_process] = map(
+        int, Path(f"/proc/{driver.process.pid}/task/{driver.process.pid}/children").read_text().split()
+    )
+    os.kill(first_process, signal.SIGTERM)
+    driver.expect("asked SIGTERM")
+    time.sleep(SAME_SIGNAL_S + 0.2)
+    os.kill(first_process, second)
+    assert driver.end()[0] == 128 + second
+
+
 def nothing(request: StopRequest) -> None:
     """Publish to nobody."""
 
 
 def test_handlers_are_put_back_and_set_again_after_another_library() -> None:
-    """`ray.init` takes SIGTERM in between; processes that are started inside `blocked` inherit it blocked."""
+    """`ray.init` takes SIGTERM in between; what is started meanwhile inherits no signal blocked or ignored."""
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
 
     def of_the_library(number: int, frame: object) -> None:
@@ -186,16 +228,68 @@ def test_handlers_are_put_back_and_set_again_after_another_library() -> None:
 
     with StopSignals(("SIGTERM", "SIGUSR1"), nothing, grace_s=1) as signals:
         ours = signal.getsignal(signal.SIGTERM)
-        with signals.blocked():
+        with signals.around_init():
             signal.signal(signal.SIGTERM, of_the_library)
-            status = subprocess.run(["grep", "SigBlk", "/proc/self/status"], capture_output=True, text=True, check=True)
+            status = Path("/proc/self/status").read_text()
+            inherited = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
         assert signal.getsignal(signal.SIGTERM) == ours != before[0]
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
-    blocked = int(status.stdout.split()[1], 16)
-    assert all(blocked >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGUSR1))
+    for text in (status, inherited):
+        assert not (masks(text, "SigBlk") | masks(text, "SigIgn")) & {signal.SIGTERM, signal.SIGUSR1}
     assert signal.signal(signal.SIGTERM, before[0]) == of_the_library
     assert signal.getsignal(signal.SIGUSR1) == before[1]
-    assert not [thread for thread in threading.enumerate() if thread.name == "agl-async-ckpt-stop" and stays(thread)]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(THREAD) and stays(thread)]
+
+
+def masks(status: str, field: str) -> set[int]:
+    """Signal numbers in a mask of /proc/PID/status."""
+    [line] = [line for line in status.splitlines() if line.startswith(f"{field}:")]
+    mask = int(line.split()[1], 16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+def test_signal_while_ray_starts_is_a_stop() -> None:
+    """Ray's own handler ends the process with the signal's number as its exit code; another exit is left alone."""
+
+    def of_ray(number: int, frame: object) -> None:
+        sys.exit(number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals(("SIGTERM",), nothing, grace_s=1) as signals:
+
+        def init() -> None:
+            with signals.around_init():
+                signal.signal(signal.SIGTERM, of_ray)
+                signal.raise_signal(signal.SIGTERM)
+
+        with pytest.raises(StopRequested, match="Stopped by SIGTERM while Ray was starting") as stopped:
+            init()
+        assert (stopped.value.code, stopped.value.step, stopped.value.saved) == (75, None, False)
+        assert signal.getsignal(signal.SIGTERM) not in (of_ray, before)
+        with pytest.raises(SystemExit) as other, signals.around_init():
+            sys.exit(1)
+        assert (type(other.value), other.value.code) == (SystemExit, 1)
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_processes_that_ray_starts_can_be_out_of_the_group() -> None:
+    """Those that are started with a `preexec_fn`, as Ray does; outside of the context nothing changes."""
+
+    def group_of_a_child() -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", "import os; print(os.getpgrp() == os.getpid(), os.getppid(), os.getpgrp())"],
+            preexec_fn=lambda: None,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        leads, parent, group = done.stdout.split()
+        assert (int(parent), leads == "True") == (os.getpid(), int(group) != os.getpgrp())
+        return int(group)
+
+    assert group_of_a_child() == os.getpgrp()
+    with own_process_groups():
+        assert group_of_a_child() != os.getpgrp()
+    assert group_of_a_child() == os.getpgrp()
 
 
 def stays(thread: threading.Thread) -> bool:
@@ -209,7 +303,7 @@ def test_no_signal_is_handled_outside_the_main_thread_or_without_names() -> None
     found: list[object] = []
 
     def look(names: tuple[str, ...]) -> None:
-        with StopSignals(names, nothing, grace_s=1) as signals, signals.blocked():
+        with StopSignals(names, nothing, grace_s=1) as signals, signals.around_init():
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=look, args=(("SIGTERM",),))

@@ -1,7 +1,8 @@
-"""Stops in real Ray: a signal to the whole process group of a driver, and a request file for a driver of one's own."""
+"""Stops in real Ray: signals to a driver and to its process group, and a request file for a driver of one's own."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,9 +18,11 @@ from tests.rig import require_frameworks
 require_frameworks()
 
 from agl_async_ckpt.cli.main import main  # noqa: E402
+from agl_async_ckpt.config import SECTION  # noqa: E402
 from agl_async_ckpt.exceptions import EXIT_STOPPED  # noqa: E402
 from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME  # noqa: E402
 from tests.switch_on.launch import PLUGIN_VARIABLE, Outcome, run_script, write_model  # noqa: E402
+from tests.switch_on.names import ENDS  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]  # 30 s each on two idle cores
 
@@ -83,21 +86,45 @@ def assert_stopped_in_step_2(outcome: Outcome, out: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_signal_to_the_process_group_saves_and_stops(
+def test_signal_to_the_process_group_saves_and_stops_where_ray_is_out_of_it(
     run: Callable[..., Outcome], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Ray's own processes get it too, and would end of it with the step that is to be saved."""
+    """With `shield_ray`: Ray's own processes would end of it, with the step that is to be saved."""
     told: list[set[str]] = []
 
     def act(process: subprocess.Popen[str]) -> None:
         told.append(names_in_group(process.pid))
         os.killpg(process.pid, number)
 
-    outcome = run("own_entry", act)
+    outcome = run("own_entry", act, f"{SECTION}.shield_ray=true")
     assert_stopped_in_step_2(outcome, tmp_path / "out")
-    assert {"raylet", "gcs_server"} <= told[0]
+    assert not {"raylet", "gcs_server"} & told[0]
     assert outcome.lines(f"{number.name}: asking the trainer to finish its step, save and stop")
     assert outcome.lines(f"Stopped by {number.name}")
+    assert_children_end(tmp_path / "out")
+
+
+def test_signal_to_the_driver_saves_and_stops_and_children_of_workers_end_as_ever(
+    run: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """What a worker starts inherits no blocked signal: a program that it ends must not hang."""
+    told: list[set[str]] = []
+
+    def act(process: subprocess.Popen[str]) -> None:
+        told.append(names_in_group(process.pid))
+        process.send_signal(signal.SIGTERM)
+
+    outcome = run("own_entry", act)
+    assert_stopped_in_step_2(outcome, tmp_path / "out")
+    assert {"raylet", "gcs_server"} <= told[0]  # as without the extension
+    assert_children_end(tmp_path / "out")
+
+
+def assert_children_end(out: Path) -> None:
+    """As `ends_of_children` ends them in any Python process: by the signal, or by Ray's own handler of it."""
+    ends = json.loads((out / ENDS).read_text())
+    assert (ends["started"], ends["timeout"]) == (-signal.SIGTERM, 124)
+    assert ends["forked"] in (-signal.SIGTERM, 1)
 
 
 def test_request_file_stops_a_script_that_knows_nothing_of_the_extension(
