@@ -6,6 +6,7 @@ AsyncCheckpointTrainer                                                      # th
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agl_async_ckpt import capture
@@ -56,7 +57,7 @@ class CheckpointOverrides(_Trainer):
         ensure_visible()
         self._async_ckpt_client: Any = None  # stands in for the trainer's own client while a gateway drains
         super().__init__(*args, **kwargs)
-        self._async_ckpt = Session(self)
+        self._async_ckpt = Session(self, waiting=lambda: self._step_end.leave_validation())
         self._step_end = StepEnd(self._async_ckpt.config, self.config.trainer, lambda: self._save_checkpoint())
 
     def fit(self) -> Any:
@@ -77,8 +78,8 @@ class CheckpointOverrides(_Trainer):
             stopped = error.with_traceback(None)
             if stopped.saved:
                 capture.finish_background_save(self)
-            if session.active and stopped.saved:
-                delete_rollouts(self, session.in_flight, reclaim=session.config.reclaim)
+            saved_them = session.active and stopped.saved
+            delete_rollouts(self, session.in_flight, all_waited_for=saved_them, reclaim=session.config.reclaim)
             step_end.answer()
         finally:
             step_end.put_freq_back()
@@ -86,7 +87,7 @@ class CheckpointOverrides(_Trainer):
         raise stopped
 
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
-        return {} if self._step_end.before_validation(self) else super()._validate(*args, **kwargs)
+        return self._step_end.validate(self, partial(super()._validate, *args, **kwargs))
 
     def _save_checkpoint(self) -> Any:
         session = self._async_ckpt

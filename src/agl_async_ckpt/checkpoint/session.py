@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config
 from agl_async_ckpt.exceptions import StateWriteError
 from agl_async_ckpt.in_flight import agl_server
 from agl_async_ckpt.in_flight.carry_over import InFlight
+from agl_async_ckpt.in_flight.leaving import leavable_manager
 from agl_async_ckpt.in_flight.liveness import ProofOfLife
 from agl_async_ckpt.in_flight.patience import Patience, PatientClient
 from agl_async_ckpt.in_flight.recovery import active_rollouts, is_new_server, log_return, recover
@@ -55,7 +57,14 @@ class Session:
     _left_alone = False
     """A drain has gone on with requests that hang."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, waiting: Callable[[], None] = lambda: None) -> None:
+        """Validate settings and inputs.
+
+        Args:
+            trainer: The trainer.
+            waiting: Called while rollouts or the server are waited for; what it raises ends the wait.
+        """
+        self._waiting = waiting
         self.config: AsyncCheckpointConfig = read_config(trainer.config)
         self.active: bool = self.config.enabled and capture.is_async(trainer)
         self.trains: bool = not trainer.config.trainer.get("val_only", False)
@@ -77,7 +86,7 @@ class Session:
         self.in_flight = InFlight(
             keep_events=self.config.in_flight == "keep", max_bytes=self.config.in_flight_max_bytes
         )
-        self.patience = Patience(self.config.server_wait_s, self.in_flight.cross_gap)
+        self.patience = Patience(self.config.server_wait_s, self.in_flight.cross_gap, self._waiting)
         self.policy = Policy(own_folder=False)
         self.pending_rng: RngState | None = None
         self.report: ResumeReport | None = None
@@ -245,7 +254,7 @@ class Session:
         if self.ledger is not None:
             manager_cls = noting_manager(manager_cls, self.ledger)
         if not self.active:
-            return manager_cls
+            return leavable_manager(manager_cls, self.in_flight, self._waiting) if self.config.enabled else manager_cls
         return extended_manager(
             manager_cls,
             self.in_flight,

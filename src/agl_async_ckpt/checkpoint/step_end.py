@@ -2,27 +2,31 @@
 
 VERL's loop saves every `trainer.save_freq` steps. Here a step is saved as well if the last save is `save_every_minutes`
 ago, if the machine's time runs out (VERL's own test, which agent-lightning's loop does not make), or if somebody asks
-for a stop. The loop itself does that save, at its usual place: it reads `save_freq` at each step.
+for a stop. The loop itself does that save, at its usual place: it reads `save_freq` at each step. A validation comes
+before that place: what is due is saved before it, and it is left, and the step saved, as soon as a stop is asked for.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt import ray_store
+from agl_async_ckpt.checkpoint.stop_lookup import StopLookup
 from agl_async_ckpt.config import AsyncCheckpointConfig
 from agl_async_ckpt.exceptions import TrainingStopped
-from agl_async_ckpt.storage.stop_request import StopRequest, read_request, remove_request
+from agl_async_ckpt.in_flight.leaving import ValidationLeft
+from agl_async_ckpt.storage.stop_request import StopRequest
 
 log = logging.getLogger(__name__)
 
 ALWAYS, NEVER = 1, -1
 """Values of `trainer.save_freq`."""
+LOOK_EVERY_S = 1.0
+"""How often a validation looks for a request to stop, at most."""
 
 
 class StepEnd:
@@ -44,8 +48,8 @@ class StepEnd:
         self._config = config
         self._section = section
         self._save = save
-        # Told apart by what it is and not by its time: clocks of hosts differ, and are set back.
-        self._left_before = self._look_into_folder()
+        self._lookup = StopLookup(config, section)
+        self.answer = self._lookup.answer
         self.begin()
 
     def begin(self) -> None:
@@ -56,26 +60,50 @@ class StepEnd:
         self._due = False
         self._usual_freq: Any = None  # while another one is in the config
         self._longest_step_s = 0.0
-        self._step_began = self._saved_at = time.monotonic()
+        self._validating: int | None = None  # in which thread
+        self._step_began = self._saved_at = self._looked_at = time.monotonic()
 
     # --- what the trainer calls, in the order of its loop ----------------------------------------------------------
 
-    def before_validation(self, trainer: Any) -> bool:
-        """Whether to skip a validation: a stop was asked for. One that takes place finds a due save done.
+    def validate(self, trainer: Any, run: Callable[[], Any]) -> Any:
+        """Run a validation, unless a stop is asked for, and leave it once one is. It finds a due save done.
+
+        Returns:
+            Its metrics; none of one that was left.
 
         Raises:
-            TrainingStopped: Nothing was trained before.
+            TrainingStopped: A stop was asked for, and nothing was trained before.
         """
+        if not self._asked_to_stop():
+            if self._due:
+                self._save_before_the_loop()  # a validation can take longer than the machine has
+            self._validating = threading.get_ident()
+            try:
+                metrics = run()
+            except ValidationLeft:
+                log.info("Left the validation of step %d.", trainer.global_steps)
+            else:
+                if self.request is None:  # else somebody has caught what was to leave it
+                    return metrics
+            finally:
+                self._validating = None
+        if self.last_step is None:
+            raise self._stopped(int(trainer.global_steps))
+        self._save_before_the_loop()  # whoever has asked for the metrics may fail of there being none
+        return {}
+
+    def leave_validation(self) -> None:
+        """Called by whatever waits: leave a validation if a stop is asked for.
+
+        Raises:
+            ValidationLeft: One is.
+        """
+        if self._validating != threading.get_ident():
+            return
+        if self.request is None and time.monotonic() - self._looked_at < LOOK_EVERY_S:
+            return
         if self._asked_to_stop():
-            if self.last_step is None:
-                raise self._stopped(int(trainer.global_steps))
-            self._due = True
-            self._set_freq(ALWAYS)
-            return True
-        if self._due and self._saved_step != self.last_step:
-            self._save()  # a validation can take longer than the machine has
-            self._set_freq(NEVER)
-        return False
+            raise ValidationLeft
 
     def before_step(self, trainer: Any) -> None:
         """Save the step before if the loop has not: after one without a batch it never does. Then stop, if asked to.
@@ -124,38 +152,15 @@ class StepEnd:
         if self._usual_freq is not None:
             self._section.save_freq, self._usual_freq = self._usual_freq, None
 
-    def answer(self) -> None:
-        """Remove the request once all is done: whoever waits for it takes that for the answer."""
-        try:
-            remove_request(self._output_dir)
-        except OSError as error:
-            log.warning("The request to stop in %s cannot be removed: %s.", self._output_dir, error.strerror)
-
     # --- decisions --------------------------------------------------------------------------------------------------
 
-    @property
-    def _output_dir(self) -> Path:
-        return Path(self._section.default_local_dir)
-
     def _asked_to_stop(self) -> bool:
-        if self.request is None and self._config.enabled:
-            self.request = ray_store.get_request() or self._request_in_folder()
+        if self.request is None:
+            self._looked_at = time.monotonic()
+            self.request = self._lookup.look()
             if self.request is not None:
                 log.info("Asked to stop by %s.", self.request)
         return self.request is not None
-
-    def _request_in_folder(self) -> StopRequest | None:
-        request = self._look_into_folder()
-        if request is None or request != self._left_before:
-            return request
-        log.info("Ignored a request to stop by %s: it was there before this trainer.", request)
-        self.answer()
-        return None
-
-    def _look_into_folder(self) -> StopRequest | None:
-        if not self._config.enabled or self._section.get("val_only", False):
-            return None  # the folder is another trainer's, and so is the request
-        return read_request(self._output_dir)
 
     def _reason(self) -> str | None:
         """Why the step that has just ended must be saved, whatever `save_freq` says; None if it need not be."""
@@ -186,6 +191,12 @@ class StepEnd:
         if self._usual_freq is None:
             self._usual_freq = self._section.save_freq
         self._section.save_freq = save_freq
+
+    def _save_before_the_loop(self) -> None:
+        """Save the step whose validation it is, once."""
+        if self._saved_step != self.last_step:
+            self._save()
+        self._set_freq(NEVER)
 
     def _save_last_step(self, trainer: Any) -> None:
         """Save the last step, unless it is saved; `global_steps` may have gone on."""

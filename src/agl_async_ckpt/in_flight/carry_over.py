@@ -53,6 +53,11 @@ class Tracked:
     crossed_gap: bool = False
     is_complete: bool = False
 
+    @property
+    def is_train(self) -> bool:
+        """Whether it is a rollout of the training, not of a validation."""
+        return bool((self.request or {}).get("is_train", True))
+
 
 @dataclass
 class InFlight:
@@ -63,6 +68,7 @@ class InFlight:
         tracked: rollout id -> what is known of it; also of validation rollouts, until they are deleted.
         to_create: Ids of restored rollouts that the server has to be given again.
         undecided: Ids of restored rollouts about which the server was not asked yet.
+        left: Ids of rollouts of a validation that was left; only where training is synchronous, and nothing is tracked.
         waiting: Groups of `EnqueuedRollout` for which there is no room yet, after a resume with a smaller A.
         default_config: A rollout's config as posted when no hook changed it (JSON).
         keep_events: Save record and events of a rollout that has ended, for siblings that have not.
@@ -75,6 +81,7 @@ class InFlight:
     tracked: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     to_create: set[str] = field(default_factory=set[str])
     undecided: set[str] = field(default_factory=set[str])
+    left: set[str] = field(default_factory=set[str])
     waiting: list[list[Any]] = field(default_factory=list[list[Any]])
     default_config: Mapping[str, Any] | None = None
 
@@ -122,6 +129,10 @@ class InFlight:
     def members(self, enqueued: Iterable[Any]) -> list[Any]:
         """Return the same in no order, which takes a tenth of the time."""
         return [*enqueued, *(member for group in self.waiting for member in group)]
+
+    def validating(self) -> set[str]:
+        """Return the ids of rollouts of a validation that has not come to its end."""
+        return self.left | {rollout_id for rollout_id, known in self.tracked.items() if not known.is_train}
 
     def wants_events(self, rollout_id: str) -> bool:
         """Whether the events of a rollout that has ended are still to be fetched, or lack a reward posted late."""

@@ -7,7 +7,7 @@ first; the rest is created again by the resume, from the same requests, as after
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -23,6 +23,37 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
 """How long to wait for an answer: the machine may have seconds left, and the checkpoint is exact without one."""
+
+
+class ValidationLeft(BaseException):
+    """A validation ends because a stop is asked for. Past every `except Exception` on its way."""
+
+
+def leavable_manager(manager_cls: type, in_flight: InFlight, waiting: Callable[[], None]) -> type:
+    """Return a subclass of a manager class whose validations can be left, where training is synchronous.
+
+    Args:
+        manager_cls: Subclass of agent-lightning's `AglRolloutManagerBase`.
+        in_flight: Notes the rollouts that a validation leaves on the server.
+        waiting: Called before each look at a rollout; raises ValidationLeft.
+    """
+
+    class LeavableRolloutManager(manager_cls):
+        def _create_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+            self.enqueued = super()._create_rollouts(*args, **kwargs)
+            return self.enqueued
+
+        def _get_rollout(self, rollout_id: str) -> Any:
+            try:
+                waiting()
+            except ValidationLeft:
+                in_flight.left.update(item.rollout_id for item in self.enqueued)
+                raise
+            return super()._get_rollout(rollout_id)
+
+    LeavableRolloutManager.__name__ = manager_cls.__name__
+    LeavableRolloutManager.__qualname__ = manager_cls.__qualname__
+    return LeavableRolloutManager
 
 
 class BriefClient(wrapt.ObjectProxy):
@@ -66,21 +97,31 @@ def keep_ended(trainer: Any, in_flight: InFlight) -> None:
         log.warning("What has ended in flight is not in the checkpoint, only its requests are: %s", error)
 
 
-def delete_rollouts(trainer: Any, in_flight: InFlight, *, reclaim: bool) -> None:
-    """Delete the rollouts in flight, and with `reclaim` all others of this run; their agents end at their next call.
+def delete_rollouts(trainer: Any, in_flight: InFlight, *, all_waited_for: bool, reclaim: bool) -> None:
+    """Delete the rollouts of a validation that was left, and those in flight; their agents end at their next call.
 
     Call it when the checkpoint is published. If the server does not answer they are left: a resume adopts them.
+
+    Args:
+        trainer: The trainer.
+        in_flight: What is known of its rollouts.
+        all_waited_for: Those in flight, too: the checkpoint holds them.
+        reclaim: With them all others of this run.
     """
+    ours = in_flight.validating()
+    if all_waited_for:
+        ours |= {item.rollout_id for item in in_flight.everything(capture.carry_over(trainer))}
+    elif not ours:
+        return
     try:
         client = BriefClient(capture.agl_client(trainer))
-        waited_for = {item.rollout_id for item in in_flight.everything(capture.carry_over(trainer))}
-        ours = [
+        found = [
             rollout_id
             for rollout_id, record in agl_server.list_rollouts(client).items()
-            if in_flight.owns(record) and (reclaim or rollout_id in waited_for)
+            if rollout_id in ours or (all_waited_for and reclaim and in_flight.owns(record))
         ]
-        agl_server.delete_rollouts(client, ours)
-        log.info("Removed %d rollouts of this run from the server; a resume creates again what it needs.", len(ours))
+        agl_server.delete_rollouts(client, found)
+        log.info("Removed %d rollouts of this run from the server; a resume creates again what it needs.", len(found))
     except ServerError as error:
         log.warning("The rollouts of this run may still be on the server; a resume adopts them: %s", error)
 

@@ -57,15 +57,19 @@ Attempt = Callable[[bool, bool], httpx.Response]
 class Patience:
     """How long one trainer waits for its server, and what it has waited since it last said so. For many threads."""
 
-    def __init__(self, wait_s: float, ended: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, wait_s: float, ended: Callable[[], None] = lambda: None, waiting: Callable[[], None] = lambda: None
+    ) -> None:
         """Wait at most `wait_s` for one answer.
 
         Args:
             wait_s: Seconds.
             ended: Called when the server answers again.
+            waiting: Called before each try; what it raises ends the wait.
         """
         self._wait_s = wait_s
         self._ended = ended
+        self._waiting = waiting
         self._lock = threading.Lock()
         self._away_since: float | None = None
         self._cause = ""
@@ -89,6 +93,7 @@ class Patience:
         began, pause_s = time.monotonic(), FIRST_PAUSE_S
         again = maybe_processed = False
         while True:
+            self._waiting()
             try:
                 response = attempt(again, maybe_processed)
             except (httpx.TransportError, PassingAnswer) as error:

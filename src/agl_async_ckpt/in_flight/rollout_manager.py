@@ -101,7 +101,7 @@ def extended_manager(
                 raw, triplets = self._fetch_rollout_events(rollout_id)
                 in_flight.keep(rollout_id, *measured(rollout, raw, triplets))
                 # Nobody waits for a sibling: what comes now reads the same events.
-                known.is_complete = self._train_rollout_n == 1 or not (known.request or {}).get("is_train", True)
+                known.is_complete = self._train_rollout_n == 1 or not known.is_train
             return rollout
 
         def _has_answer(self, rollout_id: str) -> bool:
