@@ -220,7 +220,8 @@ class TrainingRun:
             *("--steps", str(self._plan.steps), "--num-inputs", str(self._plan.num_inputs)),
             # Off, VERL's checkpoints stay as they are: the extension then only writes the ledger.
             f"agentlightning.async_checkpoint.enabled={str(self._protected).lower()}",
-            *(["--stoppable"] if self._plan.preempt else []),
+            # The whole process group is signalled: Ray has to be outside of it.
+            *(["--stoppable", "agentlightning.async_checkpoint.shield_ray=true"] if self._plan.preempt else []),
             *(["--hook", self._hook] if self._hook else []),
         ]
         what = "starting the training driver" if life == 1 else "starting it again with resume_mode=auto"
