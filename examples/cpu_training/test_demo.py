@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from cpu_training.processes import Processes  # noqa: E402
 from cpu_training.recording import EVENTS_FILE, EventReader, rows_of_update  # noqa: E402
 from cpu_training.rows import compare  # noqa: E402
 from cpu_training.services import DemoError, choose_port  # noqa: E402
+from cpu_training.settings import RUNS_DIR  # noqa: E402
 from cpu_training.verdict import Step, judge, surviving_steps  # noqa: E402
 
 STREAM = list(range(100, 130))
@@ -533,3 +535,23 @@ def test_processes_are_gone_after_the_block_also_stubborn_orphans(
         assert psutil.pid_exists(stubborn)
     assert not psutil.pid_exists(stubborn)
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(900)  # three and a half minutes on two idle cores
+def test_updates_of_a_killed_run_with_a_hook_are_those_of_the_trainer_alone() -> None:
+    """Two real trainings, with the hook that replaces traces: every row that both have trained is the same."""
+    name = "test-trace-hook"
+    demo = Path(processes_module.__file__).with_name("demo.py")
+    command = [sys.executable, str(demo), "--hook", "trace", "--steps", "5", "--name", name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            output, _ = process.communicate(timeout=800)
+        finally:
+            process.terminate()  # then it ends all that it has started
+    assert process.returncode == 0, output
+    result = json.loads((RUNS_DIR / name / "verdict.json").read_text())
+    assert (result["holds"], result["rows"]["holds"], result["rows"]["problems"]) == (True, True, [])
+    assert result["rows"]["num_rows_after_resume"] > 0
+    shutil.rmtree(RUNS_DIR / name)
