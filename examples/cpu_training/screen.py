@@ -88,7 +88,7 @@ class Screen:
             "num_adopted_rollouts": "still on the server and adopted",
             "num_reused_finished_rollouts": "finished before and reused",
             "num_recreated_rollouts": "created again",
-            "num_rerun_rollouts": "run again because they ended without a trainer",
+            "num_rerun_rollouts": "run again because they failed or ended without a trainer",
             "num_reclaimed_rollouts": "orphans removed",
         }
         parts = [f"{counts[name]} {label}" for name, label in labels.items() if counts.get(name)]

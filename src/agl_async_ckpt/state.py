@@ -38,6 +38,12 @@ class FinishedRollout:
     raw_events: Sequence[Mapping[str, Any]] = ()
     triplet_events: Sequence[Mapping[str, Any]] = ()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended in failure."""
+        status: Mapping[str, Any] = self.record.get("status") or {}
+        return status.get("state") == "failed"
+
 
 @dataclass(frozen=True)
 class InFlightRollout:

@@ -22,8 +22,8 @@ class AgentPlan:
     Attributes:
         rank: Row -> slowness; among the active groups lower ranks finish first (default 0), then older ones.
         hold: Row -> first step in which it may finish.
-        outcome: Row -> `failed`, `silent` (succeeds, but no model request is recorded) or `overlong` (a prompt
-            beyond the limit, which the trainer drops).
+        outcome: Row -> `failed`, `silent` (succeeds, but no model request is recorded), `unrewarded` (succeeds, but
+            posts no reward) or `overlong` (a prompt beyond the limit, which the trainer drops).
         step_outcome: Step -> the same, for everything that finishes in that step.
     """
 
@@ -191,8 +191,9 @@ class AgentTable:
 
         row = row_of(_rollouts[rollout_id].input)
         outcome = self.plan.step_outcome.get(step, self.plan.outcome.get(row, "ok"))
-        if outcome in ("ok", "overlong"):
+        if outcome in ("ok", "unrewarded", "overlong"):
             record_event(rollout_id, "0", "model_request", model_request(row, overlong=outcome == "overlong"))
+        if outcome in ("ok", "overlong"):
             record_event(rollout_id, "0", "reward", {"value": (row % 5) / 4})
         self._ended[rollout_id] = True
         if outcome == "failed":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import uuid
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -407,13 +408,13 @@ def sizes(states: str) -> PromptGroup:
         ("...", 1, ["r0"]),
         ("sss", 2, ["r0", "r1"]),
         ("..s", 1, ["r2"]),
-        ("f.", 1, ["r1"]),
-        ("ffs.", 2, ["r2", "r3"]),
+        ("f.", 1, ["r0"]),
+        ("ffs.", 2, ["r0", "r2"]),
         ("ff", 1, ["r0"]),
     ],
 )
-def test_shrinking_prefers_tokens_that_exist_and_failures_least(states: str, size: int, kept: list[str]) -> None:
-    """Tokens that exist are worth more than tokens to come, and those more than none; the order stays."""
+def test_shrinking_prefers_tokens_that_exist(states: str, size: int, kept: list[str]) -> None:
+    """To those to come; what has failed runs again. The order stays."""
     assert [rollout.rollout_id for rollout in resized(sizes(states), size)] == kept
 
 
@@ -450,66 +451,96 @@ def test_fresh_siblings_are_created_without_asking_the_server() -> None:
 
 def test_finished_siblings_are_collected_with_their_events() -> None:
     """And without them where only requests are to be saved."""
-    for keep in (True, False):
-        in_flight = InFlight(keep_events=keep)
+    for mode in ("keep", "regenerate"):
+        in_flight = InFlight(mode=mode)
         in_flight.outgoing([request("a"), request("b")])
-        in_flight.keep("a", finished("tokens"), 10)
+        in_flight.keep("a", finished("tokens"), 10, is_worth=True)
+        in_flight.keep("b", finished(state="failed"), 10, is_worth=False)
         (saved,) = in_flight.collect([enqueued("a"), enqueued("b")])
-        assert [rollout.finished for rollout in saved.rollouts] == [finished("tokens") if keep else None, None]
+        expected = [finished("tokens") if mode == "keep" else None, None]
+        assert [rollout.finished for rollout in saved.rollouts] == expected
         assert all(rollout.request for rollout in saved.rollouts)
+
+
+def keep(in_flight: InFlight, *names: str, num_bytes: int = 100) -> None:
+    """Keep the ends of rollouts, each of a group of its own."""
+    for name in names:
+        in_flight.keep(name, finished(name), num_bytes, is_worth=True)
+
+
+def held(in_flight: InFlight) -> str:
+    """Names of the rollouts whose events are in memory."""
+    return "".join(name for name, known in in_flight.tracked.items() if known.finished is not None)
 
 
 @pytest.mark.parametrize(
     ("max_bytes", "kept"),
     [(300, "abc"), (299, "ab"), (200, "ab"), (199, "a"), (100, "a"), (99, ""), (0, "")],
 )
-def test_bound_falls_back_group_by_group(max_bytes: int, kept: str, caplog: pytest.LogCaptureFixture) -> None:
-    """100 bytes a group: the oldest keep their events, the number of the others is said once."""
+def test_bound_holds_in_memory_and_in_the_file(max_bytes: int, kept: str, caplog: pytest.LogCaptureFixture) -> None:
+    """100 bytes a rollout: those that came first are kept, the number of the others is said once."""
     in_flight = InFlight(max_bytes=max_bytes)
     in_flight.outgoing([request(name) for name in "abc"])
-    for name in "abc":
-        in_flight.keep(name, finished(name), 100)
+    keep(in_flight, *"abc")
+    assert held(in_flight) == kept
     saved = in_flight.collect([enqueued(name, data_id=name) for name in "abc"])
     assert "".join(g.data_id for g in saved if g.rollouts[0].finished) == kept
     assert all(g.rollouts[0].request for g in saved)
     left_out = 3 - len(kept)
     assert len(caplog.messages) == (left_out > 0)
     if left_out:
-        assert f"in_flight_max_bytes={max_bytes}: of {left_out} prompt groups only the requests" in caplog.text
+        assert (
+            f"in_flight_max_bytes={max_bytes}: of {left_out} rollouts that have ended only the requests" in caplog.text
+        )
 
 
-def test_group_beyond_the_bound_loses_all_its_events_and_later_smaller_ones_may_fit() -> None:
-    """A group's siblings are trained together: half of its tokens are not worth keeping alone."""
+def test_nothing_is_fetched_that_will_not_be_kept() -> None:
+    """What did not fit is wanted again once there is room for it."""
+    in_flight = InFlight(max_bytes=150)
+    in_flight.outgoing([request(name) for name in "abc"])
+    keep(in_flight, *"ab")
+    assert held(in_flight) == "a"
+    assert not in_flight.wants_events("b", hooks_act=True)
+    assert in_flight.wants_events("c", hooks_act=False), "it may be smaller"
+    in_flight.forget_trained([enqueued("b"), enqueued("c")])
+    assert in_flight.wants_events("b", hooks_act=False)
+    assert not InFlight(max_bytes=0, tracked={"a": Tracked()}).wants_events("a", hooks_act=False)
+    assert not InFlight(mode="drop", tracked={"a": Tracked()}).wants_events("a", hooks_act=True)
+
+
+def test_every_way_out_makes_room() -> None:
+    """Trained, deleted, created again, or kept anew: the bound counts what is there."""
     in_flight = InFlight(max_bytes=100)
-    in_flight.outgoing([request(name) for name in ("a0", "a1", "b0", "c0")])
-    in_flight.keep("a0", finished(), 60)
-    in_flight.keep("a1", finished(), 60)
-    in_flight.keep("b0", finished(), 90)
-    items = [enqueued("a0", "a"), enqueued("a1", "a"), enqueued("b0", "b"), enqueued("c0", "c")]
-    saved = in_flight.collect(items)
-    assert [[r.finished is not None for r in g.rollouts] for g in saved] == [[False, False], [True], [False]]
+    in_flight.outgoing([request(name) for name in "abcd"])
+    keep(in_flight, *"a")
+    keep(in_flight, *"a", num_bytes=60)
+    keep(in_flight, *"b", num_bytes=40)
+    assert held(in_flight) == "ab"
+    in_flight.forget("a")
+    in_flight.to_create = {"b"}
+    in_flight.create_missing([enqueued("b")], Manager())
+    keep(in_flight, *"c")
+    in_flight.forget_trained([enqueued("d")])
+    keep(in_flight, *"d")
+    assert held(in_flight) == "d"
 
 
-def test_events_stay_in_memory_when_a_save_leaves_them_out() -> None:
-    """The bound is the file's: the next save, with fewer groups, holds them again."""
-    in_flight = InFlight(max_bytes=50)
-    in_flight.outgoing([request("a")])
-    in_flight.keep("a", finished("x"), 100)
-    in_flight.collect([enqueued("a")])
-    assert in_flight.tracked["a"].finished == finished("x")
+def test_what_is_served_stays_whatever_it_grows_to() -> None:
+    """It is nowhere else."""
+    in_flight = InFlight(max_bytes=100, tracked={"a": Tracked(served=True), "b": Tracked()})
+    keep(in_flight, *"ab", num_bytes=70)
+    keep(in_flight, "a", num_bytes=130)
+    assert held(in_flight) == "a"
 
 
 def test_size_of_restored_events_counts_for_the_bound() -> None:
     """A bound holds also for what an earlier life kept."""
     kept = finished("t" * 500)
-    in_flight = InFlight(max_bytes=json_bytes(kept) - 1)
-    in_flight.restore([group("d", in_file("r", finished=kept))], group_size=1)
-    items = in_flight.admit([], room=1)
-    (saved,) = in_flight.collect(items)
-    assert saved.rollouts[0].finished is None
-    in_flight.max_bytes += 1
-    (saved,) = in_flight.collect(items)
-    assert saved.rollouts[0].finished == kept
+    for max_bytes, expected in ((json_bytes(kept) - 1, None), (json_bytes(kept), kept)):
+        in_flight = InFlight(max_bytes=max_bytes)
+        in_flight.restore([group("d", in_file("r", finished=kept))], group_size=1)
+        (saved,) = in_flight.collect(in_flight.admit([], room=1))
+        assert saved.rollouts[0].finished == expected
 
 
 def test_untracked_rollout_is_saved_with_its_input() -> None:
@@ -520,11 +551,34 @@ def test_untracked_rollout_is_saved_with_its_input() -> None:
 
 
 def test_events_are_wanted_until_they_hold_a_reward() -> None:
-    """An agent may post it after its rollout has ended."""
+    """An agent may post it after its rollout has ended. A failure gets none, and hooks may always post something."""
     in_flight = InFlight()
     in_flight.outgoing([request("a")])
-    assert in_flight.wants_events("a")
-    in_flight.keep("a", FinishedRollout({}, ({"event_type": "model_request", "data": {}},)), 1)
-    assert in_flight.wants_events("a")
-    in_flight.keep("a", finished(), 1)
-    assert not in_flight.wants_events("a")
+    assert in_flight.wants_events("a", hooks_act=False)
+    unrewarded = FinishedRollout({}, ({"event_type": "model_request", "data": {}},))
+    for kept, is_worth, wanted in ((unrewarded, True, True), (unrewarded, False, False), (finished(), True, False)):
+        in_flight.keep("a", kept, 1, is_worth=is_worth)
+        assert in_flight.wants_events("a", hooks_act=False) is wanted
+        assert in_flight.wants_events("a", hooks_act=True)
+
+
+def test_input_is_saved_as_it_was_posted() -> None:
+    """Whatever object a hook has put there: its agent gets JSON, and what is created again gets the same."""
+    in_flight = InFlight()
+    in_flight.outgoing([request("a", input={"index": 1, "id": "00000000-0000-0000-0000-000000000007"})])
+    (saved,) = in_flight.collect([enqueued("a", input={"index": 1, "id": uuid.UUID(int=7)})])
+    posted = saved.rollouts[0].request
+    assert posted is not None
+    assert saved.rollouts[0].enqueued["input"] == posted["input"] == {"index": 1, "id": str(uuid.UUID(int=7))}
+    (unseen,) = InFlight().collect([enqueued("a", input={"id": uuid.UUID(int=7)})])
+    assert unseen.rollouts[0].enqueued["input"] == {"id": str(uuid.UUID(int=7))}
+
+
+def test_request_without_a_config_is_created_without_one() -> None:
+    """A hook has taken it away; the trainer's own would be another one."""
+    in_flight = InFlight(default_config=copy.deepcopy(DEFAULT_CONFIG))
+    posted = request("a")
+    del posted["config"]
+    in_flight.outgoing([posted])
+    assert "config" not in creation(in_flight.tracked["a"], "new", DEFAULT_CONFIG)
+    assert "config" not in creation(Tracked(request=in_flight.tracked["a"].request), "new", None)

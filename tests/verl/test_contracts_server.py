@@ -118,9 +118,9 @@ def test_kept_reward_reads_as_the_server_would_serve_it(client: Any) -> None:
         form: client.get(f"{capture.ROLLOUTS_URL}/a/events", params=params).json()
         for form, params in (("raw", {}), ("triplet", {"format": "triplet"}))
     }
-    event = kept_events.append_event("a", "0", EventCreate(event_type="reward", data=data))
+    event = capture.recorded_event("a", "0", EventCreate(event_type="reward", data=data))
     event = event.model_copy(update={"timestamp": posted["timestamp"]})
-    kept = kept_events.with_events(FinishedRollout(record={}), event)
+    kept, _ = kept_events.with_event(FinishedRollout(record={}), event)
     assert list(kept.raw_events) == served["raw"], agl("raw events", "kept_events.py")
     assert list(kept.triplet_events) == served["triplet"], agl("triplet form of a reward", "kept_events.py")
 

@@ -17,13 +17,14 @@ from agentlightning.schemas import EventCreate, Rollout  # noqa: E402
 from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager  # noqa: E402
 from packaging.version import Version  # noqa: E402
 
+from agl_async_ckpt import capture  # noqa: E402
 from agl_async_ckpt.in_flight.kept_events import (  # noqa: E402
-    append_event,
+    has_answer,
     has_reward,
     json_bytes,
     kept_events,
     measured,
-    with_events,
+    with_event,
 )
 from agl_async_ckpt.state import FinishedRollout  # noqa: E402
 from tests.rig.agents import model_request  # noqa: E402
@@ -54,10 +55,15 @@ def client(manager: Any) -> httpx.Client:
     return manager.client
 
 
-def post(client: httpx.Client, kind: str, data: dict[str, Any], rollout_id: str = "r1") -> None:
+def post(client: httpx.Client, kind: str, data: dict[str, Any], attempt_id: str = "0") -> None:
     """Report an event as an agent or the gateway does."""
     body = {"event_type": kind, "data": data}
-    client.post(f"/api/rollouts/{rollout_id}/attempt/0/events", json=body).raise_for_status()
+    client.post(f"/api/rollouts/r1/attempt/{attempt_id}/events", json=body).raise_for_status()
+
+
+def late(kind: str, data: dict[str, Any], attempt_id: str = "0") -> Any:
+    """The same event, posted for a rollout that is served."""
+    return capture.recorded_event("r1", attempt_id, EventCreate(event_type=kind, data=data))
 
 
 def rich_rollout(client: httpx.Client) -> None:
@@ -135,20 +141,68 @@ def test_reward_posted_later_reads_as_the_server_would_have_it(
     """A reward that lands in the kept events has the raw and the triplet form that the server gives it."""
     rich_rollout(client)
     finished = keep(manager)
-    event = append_event("r1", "0", EventCreate(event_type="reward", data=reward))
-    finished = with_events(finished, event)
+    event = late("reward", reward)
+    finished, _ = with_event(finished, event)
     post(client, "reward", reward)
+    assert_reads_as_on_the_server(finished, manager)
+    assert event.timestamp >= finished.raw_events[-2]["timestamp"]
+
+
+def assert_reads_as_on_the_server(finished: FinishedRollout, manager: Any) -> None:
+    """Every query is answered alike, but for the moment at which an event was recorded."""
     for query in QUERIES:
         got, want = kept_events(finished, **query), manager._get_events("r1", **query)
         assert [e.model_dump(exclude={"timestamp"}) for e in got] == [e.model_dump(exclude={"timestamp"}) for e in want]
-    assert event.timestamp >= finished.raw_events[-2]["timestamp"]
+
+
+def turn(*prompt: int, answer: tuple[int, ...] = (5,), routes: Any = None) -> dict[str, Any]:
+    """A model request with its tokens, and the routed experts of all of them."""
+    choice = {"token_ids": list(answer), "logprobs": {"content": [{"logprob": -1.0} for _ in answer]}}
+    data = {"request": {}, "response": {"prompt_token_ids": list(prompt), "choices": [choice]}, "status": "ok"}
+    return data if routes is None else {**data, "routed_experts": routes}
+
+
+LATE_REQUESTS = {
+    "of a new prompt": [turn(1, 2)],
+    "of a prompt that is there": [turn(13, 13, answer=(9,))],
+    "of one prompt twice": [turn(1, 2), turn(1, 2, answer=(7, 8))],
+    "without a prompt": [turn(), turn()],
+    "that failed": [{**turn(13, 13), "status": "error", "http_status": 503}],
+    "with routes": [turn(1, 2, routes="a")],
+    "with routes for a longer context": [turn(1, 2, routes="a"), turn(1, 2, 5, 6, routes="b")],
+    "with routes for another context": [turn(1, 2, routes="a"), turn(3, routes="b")],
+    "with routes for the same prompt": [turn(1, 2, routes="a"), turn(1, 2, routes="b")],
+    "without routes after some": [turn(1, 2, routes="a"), turn(1, 2, 5, 6)],
+    "with tuples, which JSON has not": [turn(1, 2) | {"more": (1, 2)}],
+}
+
+
+@pytest.mark.parametrize("name", LATE_REQUESTS)
+def test_request_posted_later_reads_as_the_server_would_have_it(manager: Any, client: httpx.Client, name: str) -> None:
+    """Newest of equal prompts, trimmed, and superseded routes dropped: by the server's own functions."""
+    rich_rollout(client)
+    finished = keep(manager)
+    for data in LATE_REQUESTS[name]:
+        finished, num_bytes = with_event(finished, late("model_request", data))
+        assert num_bytes == json_bytes(finished)
+        post(client, "model_request", data)
+    assert_reads_as_on_the_server(finished, manager)
+
+
+@pytest.mark.parametrize("kind", ["reward", "model_request", "note"])
+def test_event_of_another_attempt_is_hidden_as_on_the_server(manager: Any, client: httpx.Client, kind: str) -> None:
+    """The server lists the events of the last attempt."""
+    rich_rollout(client)
+    finished, _ = with_event(keep(manager), late(kind, turn(1, 2), "1"))
+    post(client, kind, turn(1, 2), "1")
+    assert finished == keep(manager)
+    assert_reads_as_on_the_server(finished, manager)
 
 
 def test_opaque_event_posted_later_passes_unchanged(manager: Any, client: httpx.Client) -> None:
     """As on the server, only rewards are trimmed in the triplet form."""
     rich_rollout(client)
-    event = append_event("r1", "0", EventCreate(event_type="note", data={"value": 1, "deep": {"x": None}}))
-    finished = with_events(keep(manager), event)
+    finished, _ = with_event(keep(manager), late("note", {"value": 1, "deep": {"x": None}}))
     assert kept_events(finished, format="triplet")[-1].data == {"value": 1, "deep": {"x": None}}
 
 
@@ -156,7 +210,7 @@ def test_adding_an_event_changes_no_other_copy(manager: Any, client: httpx.Clien
     """A state that was captured for a save does not grow while the step goes on."""
     rich_rollout(client)
     before = keep(manager)
-    after = with_events(before, append_event("r1", "0", EventCreate(event_type="reward", data={"value": 9})))
+    after, _ = with_event(before, late("reward", {"value": 9}))
     assert len(before.raw_events) == len(after.raw_events) - 1
     assert len(before.triplet_events) == len(after.triplet_events) - 1
 
@@ -181,3 +235,28 @@ def test_size_is_that_of_the_json(manager: Any, client: httpx.Client) -> None:
     parts = [json.dumps(list(events)) for events in (finished.raw_events, finished.triplet_events)]
     total = sum(map(len, parts)) + len(json.dumps(finished.record))
     assert 0.9 * total < num_bytes <= total
+
+
+@pytest.mark.parametrize(
+    ("data", "is_trained"),
+    [
+        (turn(1, 2), True),
+        (turn(1, 2, answer=()), False),
+        ({**turn(1, 2), "status": "error"}, False),
+        ({**turn(1, 2), "http_status": 429}, False),
+        ({**turn(1, 2), "http_status": 200}, True),
+        ({}, False),
+    ],
+)
+def test_answer_is_what_a_triplet_is_made_of(
+    manager: Any, client: httpx.Client, data: dict[str, Any], is_trained: bool
+) -> None:
+    """Judged as agent-lightning's own code does that builds the sample."""
+    from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
+
+    client.post("/api/rollouts", json=[{"input": {"index": 3}, "rollout_id": "r1"}]).raise_for_status()
+    post(client, "model_request", data)
+    post(client, "reward", {"value": 1.0})
+    item = EnqueuedRollout(data_id="d", rollout_id="r1", step=1, sample_idx_in_step=0, enqueue_time=1.0)
+    assert bool(manager._build_completed_rollout(item, manager._get_rollout("r1")).triplets) is is_trained
+    assert has_answer(manager._get_events("r1", format="triplet")) is is_trained

@@ -11,7 +11,6 @@ pytest.importorskip("httpx")
 
 from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY, InFlight, Tracked
 from agl_async_ckpt.in_flight.recovery import is_new_server, mark_lost
-from agl_async_ckpt.in_flight.settle import Policy
 from agl_async_ckpt.state import FinishedRollout
 
 REWARD = {"event_type": "reward", "data": {"value": 1.0}}
@@ -28,8 +27,8 @@ CASES = {
     "ended with its reward": (Tracked(TRAIN, ended("succeeded", REWARD)), "kept"),
     "failed": (Tracked(TRAIN, ended("failed")), "kept"),
     "success whose reward may still come": (Tracked(TRAIN, ended("succeeded")), "lost"),
-    "validation that ended": (Tracked(VALIDATION, ended("succeeded")), "kept"),
     "validation that is waited for": (Tracked(VALIDATION), "lost"),
+    "validation whose result is read": (Tracked(VALIDATION, is_read=True), None),
     "served already": (Tracked(TRAIN, ended("failed"), served=True), None),
     "trained and deleted": (None, None),
 }
@@ -40,7 +39,7 @@ def test_fate_of_a_rollout_that_the_server_has_lost(name: str) -> None:
     """Served where nothing is missing, created again where something is, left alone where nobody waits."""
     known, fate = CASES[name]
     in_flight = InFlight(tracked={} if known is None else {"r1": known})
-    kept, lost = mark_lost(in_flight, [SimpleNamespace(rollout_id="r1")], {}, Policy(own_folder=True))
+    kept, lost = mark_lost(in_flight, [SimpleNamespace(rollout_id="r1")], {})
     assert (kept, lost) == (["r1"] if fate == "kept" else [], ["r1"] if fate == "lost" else [])
     assert in_flight.to_create == set(lost)
     if known is not None and fate == "lost":
@@ -50,18 +49,11 @@ def test_fate_of_a_rollout_that_the_server_has_lost(name: str) -> None:
         assert known.served
 
 
-def test_success_without_a_reward_is_served_where_hooks_give_one() -> None:
-    """The trainer's own hooks need no agent."""
-    in_flight = InFlight(tracked={"r1": Tracked(TRAIN, ended("succeeded"))})
-    policy = Policy(own_folder=True, hooks_reward=True)
-    assert mark_lost(in_flight, [SimpleNamespace(rollout_id="r1")], {}, policy) == (["r1"], [])
-
-
 def test_rollout_that_the_server_holds_is_left_as_it_is() -> None:
     """Only what is missing is created again; what waits for its creation already is not counted."""
     in_flight = InFlight(tracked={"r1": Tracked(TRAIN), "r2": Tracked(TRAIN)}, to_create={"r2"})
     items = [SimpleNamespace(rollout_id="r1"), SimpleNamespace(rollout_id="r2")]
-    assert mark_lost(in_flight, items, {"r1": {}}, Policy(own_folder=True)) == ([], [])
+    assert mark_lost(in_flight, items, {"r1": {}}) == ([], [])
     assert in_flight.to_create == {"r2"}
 
 

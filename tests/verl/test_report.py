@@ -53,8 +53,8 @@ def test_in_flight_text_has_counts_and_the_first_ids() -> None:
     resumed.outcome = OUTCOME
     assert resumed.in_flight_text() == (
         "In-flight rollouts of step 40: 4 (a1, a2, a3, …) adopted, 1 (u1) finished before and reused, 3 (c1, c2, c3) "
-        "created again under new ids, 0 run again because they ended without a trainer; 2 (o1, o2) of this run that no "
-        "checkpoint holds were removed from the server."
+        "created again under new ids, 0 run again because they failed or ended without a trainer; 2 (o1, o2) of "
+        "this run that no checkpoint holds were removed from the server."
     )
 
 

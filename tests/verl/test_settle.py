@@ -11,12 +11,12 @@ pytest.importorskip("agentlightning")
 
 from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY, InFlight, Tracked
 from agl_async_ckpt.in_flight.liveness import Span
-from agl_async_ckpt.in_flight.settle import Outcome, Policy, decide, reclaimable, trusted
+from agl_async_ckpt.in_flight.settle import Outcome, Policy, decide, is_adoptable, reclaimable
 from agl_async_ckpt.state import FinishedRollout
 
 LIVES = (Span(10.0, 20.0), Span(30.0, 40.0))
 OWN = Policy(own_folder=True, lives=LIVES)
-KEPT = FinishedRollout({"rollout_id": "r"})
+KEPT = FinishedRollout({"rollout_id": "r", "status": {"state": "succeeded"}}, ({"event_type": "reward", "data": {}},))
 
 
 def record(
@@ -58,8 +58,8 @@ GAP, BEFORE, AFTER = 25.0, 5.0, 45.0
         # It ended while a trainer was there.
         ("succeeded", 11, 12, "all", "adopted"),
         ("succeeded", 11, 20, "all", "adopted"),
-        ("failed", 11, 12, "all", "adopted"),
-        ("failed", 31, 39, "finished_before_death", "adopted"),
+        ("failed", 11, 12, "all", "rerun"),
+        ("failed", 31, 39, "finished_before_death", "rerun"),
         ("succeeded", 31, 39, "finished_before_death", "adopted"),
         # It ended when nobody was there: before the first life, between two, after the last.
         *((state, 11, GAP, "all", "rerun") for state in ("succeeded", "failed")),
@@ -82,19 +82,25 @@ def test_rollout_that_the_server_knows(state: str, created: float, updated: floa
     got, known, created_again = outcome_of(record(state, created=created, updated=updated), policy)
     assert got == kind
     assert created_again == (kind == "rerun")
-    spans_the_gap = state in ("queuing", "running") or not any(life.holds(created, updated) for life in LIVES)
-    assert known.crossed_gap == (kind == "adopted" and spans_the_gap)
+    assert known.doubted == (kind == "adopted"), "until it is seen that something can be trained from it"
     assert not known.served
 
 
-@pytest.mark.parametrize("state", ["succeeded", "failed"])
 @pytest.mark.parametrize("updated", [12.0, GAP, AFTER])
 @pytest.mark.parametrize("adopt", ["all", "finished_before_death"])
-def test_end_that_the_checkpoint_holds_is_reused(state: str, updated: float, adopt: Any) -> None:
-    """It ended before the checkpoint: what had failed stays failed, and the server still has its events."""
+def test_success_that_the_checkpoint_holds_is_reused(updated: float, adopt: Any) -> None:
+    """It ended before the checkpoint, and the server still has its events."""
     policy = Policy(own_folder=True, adopt=adopt, lives=LIVES)
-    kind, known, created_again = outcome_of(record(state, updated=updated), policy, KEPT)
-    assert (kind, created_again, known.served, known.crossed_gap) == ("reused", False, False, False)
+    kind, known, created_again = outcome_of(record("succeeded", updated=updated), policy, KEPT)
+    assert (kind, created_again, known.served) == ("reused", False, False)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["server knows it", "server does not"])
+def test_failure_that_an_older_checkpoint_holds_runs_again(is_known: bool) -> None:
+    """Earlier versions of this package kept failures, too."""
+    failed = FinishedRollout({"rollout_id": "r", "status": {"state": "failed"}})
+    kind, known, created_again = outcome_of(record("failed") if is_known else None, OWN, failed)
+    assert (kind, created_again, known.served) == ("rerun" if is_known else "recreated", True, False)
 
 
 def test_end_that_only_the_checkpoint_holds_is_served() -> None:
@@ -150,9 +156,10 @@ def test_outcome_keeps_the_order_of_the_groups() -> None:
     [
         ("succeeded", GAP, 31, "all", True),
         ("succeeded", GAP, 31, "finished_before_death", False),
-        ("failed", 10, 20, "all", True),
-        ("failed", 9.9, 20, "all", False),
-        ("failed", 10, 20.1, "all", False),
+        ("succeeded", 10, 20, "finished_before_death", True),
+        ("succeeded", 9.9, 20, "finished_before_death", False),
+        ("succeeded", 10, 20.1, "all", False),
+        ("failed", 10, 20, "all", False),
     ],
 )
 def test_end_is_trusted_by_the_lives_it_lies_in(
@@ -160,7 +167,7 @@ def test_end_is_trusted_by_the_lives_it_lies_in(
 ) -> None:
     """Bounds included."""
     status = {"state": state, "created_at": created, "updated_at": updated}
-    assert trusted(status, Policy(own_folder=True, adopt=adopt, lives=LIVES)) is believed
+    assert is_adoptable(status, False, Policy(own_folder=True, adopt=adopt, lives=LIVES)) is believed
 
 
 # --- what may be deleted -------------------------------------------------------------------------------------------
@@ -211,7 +218,7 @@ def test_run_without_an_id_reclaims_nothing_untagged() -> None:
     [
         ("succeeded", True, False, "reused"),
         ("succeeded", False, True, "reused"),
-        ("failed", False, False, "reused"),
+        ("failed", True, False, "recreated"),
         ("succeeded", False, False, "recreated"),
     ],
 )

@@ -30,9 +30,14 @@ from agl_async_ckpt.capture.rollouts import (
     fetch_events,
     has_ended,
     has_failed,
+    hooks_act,
+    is_listed,
     post_rollouts,
+    recorded_event,
     rollout_manager,
     rollout_record,
+    triplet_form,
+    with_model_request,
 )
 from agl_async_ckpt.capture.trainer import (
     agl_client,

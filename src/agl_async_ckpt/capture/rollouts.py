@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,3 +55,79 @@ def has_ended(rollout: Any) -> bool:
 def has_failed(rollout: Any) -> bool:
     """Whether a `Rollout` ended in failure."""
     return rollout.status.state.value == "failed"
+
+
+def hooks_act(manager: Any) -> bool:
+    """Whether the manager calls hooks of the user's that may post something for a rollout that has ended.
+
+    `_hooks` is where `_run_succeeded_hook` and `_run_failed_hook` look for them; the base class's own do nothing.
+    """
+    from agentlightning.hooks import RolloutHooks
+
+    hooks, base = manager._hooks, RolloutHooks
+    return hooks is not None and (
+        getattr(hooks.on_succeeded, "__func__", None) is not base.on_succeeded
+        or getattr(hooks.on_failed, "__func__", None) is not base.on_failed
+    )
+
+
+# --- events as the server records and lists them ------------------------------------------------------------------
+# For a rollout that the server has lost, by the server's own functions: they are the rules, and no copy of ours is.
+
+
+def recorded_event(rollout_id: str, attempt_id: str, event: Any) -> Any:
+    """Build the `Event` that the server would record for the post of an `EventCreate`, which is sent as JSON."""
+    from agentlightning.schemas import Event
+
+    body = event.model_dump(mode="json")
+    return Event(rollout_id=rollout_id, attempt_id=attempt_id, timestamp=time.time(), **body)
+
+
+def is_listed(event: Any, record: Mapping[str, Any]) -> bool:
+    """Whether the server lists an `Event` of a rollout: it hides those of other attempts than the last."""
+    from agentlightning.schemas import DEFAULT_ATTEMPT_ID
+
+    return event.attempt_id == ((record.get("status") or {}).get("last_attempt_id") or DEFAULT_ATTEMPT_ID)
+
+
+def triplet_form(event: Any) -> Any:
+    """Trim an `Event` as the server does for `format=triplet`: `_to_triplet_format` is what its route calls."""
+    from agentlightning.server.routes import events as server
+
+    return server._to_triplet_format(event)
+
+
+def with_model_request(raw: list[Any], triplets: list[Any], event: Any) -> tuple[list[Any], list[Any]]:
+    """Return both lists of a rollout after one more `model_request`.
+
+    Args:
+        raw: `Event`s without routed experts, as the manager fetches them.
+        triplets: The same in triplet form, with routed experts.
+        event: Recorded, and listed.
+    """
+    from agentlightning.server.routes import events as server
+
+    triplets = _without_superseded_routes(raw, triplets, event)
+    data = {name: value for name, value in event.data.items() if name != "routed_experts"}
+    # The newest of equal prompts is listed: the route dedupes so, for the triplet form only.
+    newest = server._dedupe_model_requests_by_prompt_token_ids([*triplets, triplet_form(event)])
+    return [*raw, event.model_copy(update={"data": data})], newest
+
+
+def _without_superseded_routes(raw: list[Any], triplets: list[Any], event: Any) -> list[Any]:
+    """Take the routed experts from the request before, where the server would at the record of `event`."""
+    try:
+        from agentlightning.server.routes.events import _drop_superseded_routed_experts
+    except ImportError:  # agent-lightning 1.0.0 knows no routed experts
+        return triplets
+    requests = [index for index, triplet in enumerate(triplets) if triplet.event_type == event.event_type]
+    if not requests or "routed_experts" not in (last := triplets[requests[-1]]).data:
+        return triplets
+    # It reads the untrimmed request, which was kept without them; of the earlier ones it looks at the last only.
+    before = next(item for item in reversed(raw) if item.event_type == event.event_type)
+    recorded = [before.model_copy(update={"data": {**before.data, "routed_experts": last.data["routed_experts"]}})]
+    _drop_superseded_routed_experts(recorded, event.event_type, event.data)
+    if "routed_experts" in recorded[0].data:
+        return triplets
+    trimmed = {name: value for name, value in last.data.items() if name != "routed_experts"}
+    return [*triplets[: requests[-1]], last.model_copy(update={"data": trimmed}), *triplets[requests[-1] + 1 :]]

@@ -41,7 +41,7 @@ class ResumeReport:
         return (
             f"In-flight rollouts of step {self.position.global_step}: {_count(outcome.adopted)} adopted, "
             f"{_count(outcome.reused)} finished before and reused, {_count(outcome.recreated)} created again under new "
-            f"ids, {_count(outcome.rerun)} run again because they ended without a trainer; "
+            f"ids, {_count(outcome.rerun)} run again because they failed or ended without a trainer; "
             f"{_count(outcome.reclaimed)} of this run that no checkpoint holds were removed from the server."
         )
 

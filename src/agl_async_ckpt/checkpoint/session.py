@@ -83,9 +83,7 @@ class Session:
         """Forget everything of an earlier `fit()` of the same trainer object."""
         self.leave_folder()
         self.run: RunIdentity | None = None
-        self.in_flight = InFlight(
-            keep_events=self.config.in_flight == "keep", max_bytes=self.config.in_flight_max_bytes
-        )
+        self.in_flight = InFlight(mode=self.config.in_flight, max_bytes=self.config.in_flight_max_bytes)
         self.patience = Patience(self.config.server_wait_s, self.in_flight.cross_gap, self._waiting)
         self.policy = Policy(own_folder=False)
         self.pending_rng: RngState | None = None
@@ -333,18 +331,23 @@ class Session:
         return outcome
 
     def rerun(self, trainer: Any, manager: Any, rollout_id: str) -> str:
-        """Run a rollout again that has lived while no trainer or no server was there, and failed or got no answer.
+        """Run a rollout again that failed, or brought nothing to train from, perhaps for want of a trainer or server.
 
         Returns:
             Its new id; the trainer's record of it is changed in place.
         """
         items = [item for item in active_rollouts(trainer, manager) if item.rollout_id == rollout_id]
-        self.in_flight.tracked[rollout_id].replaces = rollout_id
+        known = self.in_flight.tracked[rollout_id]
+        known.replaces = rollout_id
         self.in_flight.to_create.add(rollout_id)
         self.in_flight.create_missing(items, manager)
-        if self.config.reclaim:
+        if self.config.reclaim and not known.served:  # an id that is served may be another run's on the server
             agl_server.delete_rollouts(capture.agl_client(trainer), [rollout_id])
-        log.info("Rollout %s met no trainer or no server: run again as %s.", rollout_id, items[0].rollout_id)
+        log.info(
+            "Rollout %s failed, or brought nothing to train from, around a death or an outage: run again as %s.",
+            rollout_id,
+            items[0].rollout_id,
+        )
         if self.report is not None:
             self.report.outcome.rerun.append(rollout_id)
         return items[0].rollout_id
@@ -361,7 +364,7 @@ class Session:
         [item] = [item for item in active_rollouts(trainer, manager) if item.rollout_id == rollout_id]
         forget = self._proof.forget if self._proof is not None else lambda: None
         absence = self.patience.take_absence()
-        recover(trainer, manager, self.in_flight, self.policy, absence=absence, forget=forget)
+        recover(trainer, manager, self.in_flight, absence=absence, forget=forget)
         return item.rollout_id
 
     def drained(self, num_in_flight: int, waited_s: float) -> bool:

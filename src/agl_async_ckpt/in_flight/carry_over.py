@@ -12,9 +12,9 @@ import logging
 import marshal
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from agl_async_ckpt import capture
 from agl_async_ckpt.in_flight import agl_server
@@ -34,24 +34,26 @@ class Tracked:
     """What is known of one rollout beside agent-lightning's own record.
 
     Attributes:
-        request: As it was posted, without an id or our tags; `config` is None where hooks left the default alone.
-            Siblings share it, and nothing changes it.
-        finished: Record and events, once it has ended and they are to be kept.
-        finished_bytes: Size of the kept events as JSON.
+        request: As it was posted, without an id or our tags; `config` is None where hooks left the default alone, and
+            absent where none was posted. Siblings share it, and nothing changes it.
+        finished: Record and events, once it has ended and they are kept.
+        num_bytes: Their size as JSON, also if they were too large to be kept; 0 if unknown.
+        is_worth: What is kept may go into a checkpoint: a success that something can be trained from.
         replaces: Id of the checkpoint that a creation must name.
         served: It lives here only: reads, deletes and event posts do not reach the server.
-        crossed_gap: It lived while no trainer, or no server, was there, so a failure, or an end without any answer,
-            proves nothing.
-        is_complete: Its events are read at once, so those that were kept are answered and not fetched again.
+        doubted: It was restored, or lived while no server was there, so that a failure, or an end without an answer to
+            train from, proves nothing of it.
+        is_read: Its sample is built, and nobody waits for it any more.
     """
 
     request: Mapping[str, Any] | None = None
     finished: FinishedRollout | None = None
-    finished_bytes: int = 0
+    num_bytes: int = 0
+    is_worth: bool = True
     replaces: str | None = None
     served: bool = False
-    crossed_gap: bool = False
-    is_complete: bool = False
+    doubted: bool = False
+    is_read: bool = False
 
     @property
     def is_train(self) -> bool:
@@ -71,12 +73,14 @@ class InFlight:
         left: Ids of rollouts of a validation that was left; only where training is synchronous, and nothing is tracked.
         waiting: Groups of `EnqueuedRollout` for which there is no room yet, after a resume with a smaller A.
         default_config: A rollout's config as posted when no hook changed it (JSON).
-        keep_events: Save record and events of a rollout that has ended, for siblings that have not.
-        max_bytes: Bound of what `collect` returns of kept events, as JSON.
+        mode: What is kept of a rollout that has ended while its siblings have not: `keep` holds its record and events
+            and saves them, `regenerate` holds them for a server that is lost, `drop` holds nothing.
+        max_bytes: Bound of what is held of events, as JSON.
+        last_read: Id of the rollout whose raw events were read last, and those events with what was posted since.
     """
 
     run_id: str = ""
-    keep_events: bool = True
+    mode: Literal["keep", "regenerate", "drop"] = "keep"
     max_bytes: int = 2**30
     tracked: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     to_create: set[str] = field(default_factory=set[str])
@@ -84,6 +88,8 @@ class InFlight:
     left: set[str] = field(default_factory=set[str])
     waiting: list[list[Any]] = field(default_factory=list[list[Any]])
     default_config: Mapping[str, Any] | None = None
+    last_read: tuple[str, list[Any]] = ("", [])
+    _held_bytes: int = 0
 
     def collect(self, enqueued: Iterable[Any]) -> tuple[PromptGroup, ...]:
         """Return the groups in flight, oldest first: those that the trainer carries over, and those that wait.
@@ -92,35 +98,21 @@ class InFlight:
             enqueued: The trainer's carry-over list of `EnqueuedRollout`.
         """
         groups: dict[str, list[InFlightRollout]] = {}
-        num_bytes: dict[str, int] = {}
+        num_left_out = 0
         for item in self.everything(enqueued):
             known = self.tracked.get(item.rollout_id, Tracked())
-            finished = known.finished if self.keep_events else None
-            rollout = InFlightRollout(enqueued=item.model_dump(), request=known.request, finished=finished)
+            finished = known.finished if self.mode == "keep" and known.is_worth else None
+            rollout = InFlightRollout(enqueued=_fields(item, known), request=known.request, finished=finished)
             groups.setdefault(item.data_id, []).append(rollout)
-            num_bytes[item.data_id] = num_bytes.get(item.data_id, 0) + (known.finished_bytes if finished else 0)
-        return tuple(self._bounded(groups, num_bytes))
-
-    def _bounded(self, groups: Mapping[str, list[InFlightRollout]], num_bytes: Mapping[str, int]) -> list[PromptGroup]:
-        """Fall back to the requests, group by group, where the events would pass the bound."""
-        bounded: list[PromptGroup] = []
-        total, left_out = 0, 0
-        for data_id, members in groups.items():
-            kept = tuple(members)
-            if total + num_bytes[data_id] > self.max_bytes:
-                kept = tuple(replace(member, finished=None) for member in members)
-                left_out += 1
-            else:
-                total += num_bytes[data_id]
-            bounded.append(PromptGroup(data_id, kept))
-        if left_out:
+            num_left_out += known.finished is None and known.num_bytes > 0
+        if num_left_out and self.mode == "keep":
             log.warning(
-                "Events in flight exceed in_flight_max_bytes=%d: of %d prompt groups only the requests are saved; "
-                "a resume from here generates their finished siblings again.",
+                "Events in flight exceed in_flight_max_bytes=%d: of %d rollouts that have ended only the requests are "
+                "saved; a resume from here may generate them again.",
                 self.max_bytes,
-                left_out,
+                num_left_out,
             )
-        return bounded
+        return tuple(PromptGroup(data_id, tuple(members)) for data_id, members in groups.items())
 
     def everything(self, enqueued: Iterable[Any]) -> list[Any]:
         """Return every `EnqueuedRollout` in flight, of waiting groups too, oldest first."""
@@ -134,35 +126,68 @@ class InFlight:
         """Return the ids of rollouts of a validation that has not come to its end."""
         return self.left | {rollout_id for rollout_id, known in self.tracked.items() if not known.is_train}
 
-    def wants_events(self, rollout_id: str) -> bool:
-        """Whether the events of a rollout that has ended are still to be fetched, or lack a reward posted late."""
-        finished = self.tracked[rollout_id].finished
-        return finished is None or not has_reward(finished)
+    def wants_events(self, rollout_id: str, *, hooks_act: bool) -> bool:
+        """Whether the events of a rollout that has ended are to be fetched and kept, or renewed.
+
+        Args:
+            rollout_id: Of a tracked one.
+            hooks_act: Its hook has just run, and may have posted something, to the server itself too.
+        """
+        known = self.tracked[rollout_id]
+        if self.mode == "drop":
+            return False
+        if known.finished is None:
+            return self._held_bytes + max(known.num_bytes, 1) <= self.max_bytes
+        return hooks_act or (known.is_worth and not has_reward(known.finished))  # an agent may post it late
+
+    def known_events(self, rollout_id: str) -> Sequence[Mapping[str, Any]]:
+        """Return the raw events that the server had of a rollout when it last answered, as far as they are known."""
+        if self.last_read[0] == rollout_id:
+            return [event.model_dump() for event in self.last_read[1]]
+        known = self.tracked.get(rollout_id, Tracked())
+        return () if known.finished is None else known.finished.raw_events
 
     def cross_gap(self) -> None:
         """Note that the server was away: agents that asked for it meanwhile may fail of it."""
         for known in self.tracked.values():
-            known.crossed_gap = known.crossed_gap or known.finished is None
+            known.doubted = known.doubted or known.finished is None
 
-    def keep(self, rollout_id: str, finished: FinishedRollout, num_bytes: int) -> None:
-        """Keep record and events of a rollout that has ended."""
-        self.tracked[rollout_id].finished, self.tracked[rollout_id].finished_bytes = finished, num_bytes
+    def keep(self, rollout_id: str, finished: FinishedRollout, num_bytes: int, *, is_worth: bool) -> None:
+        """Keep record and events of a rollout that has ended, if the bound allows: what is kept already stays."""
+        known = self.tracked[rollout_id]
+        known.is_worth = is_worth
+        self._hold(known, finished, num_bytes)
+
+    def _hold(self, known: Tracked, finished: FinishedRollout, num_bytes: int) -> None:
+        self._release(known)
+        known.num_bytes = num_bytes
+        # What is served is nowhere else.
+        if known.served or self._held_bytes + num_bytes <= self.max_bytes:
+            known.finished = finished
+            self._held_bytes += num_bytes
+
+    def _release(self, known: Tracked) -> None:
+        if known.finished is not None:
+            self._held_bytes -= known.num_bytes
+            known.finished = None
 
     def forget_trained(self, enqueued: Iterable[Any]) -> None:
         """Drop what is known of rollouts that are no longer in flight, so that memory does not grow with the steps."""
         for rollout_id in self.tracked.keys() - {item.rollout_id for item in self.members(enqueued)}:
-            del self.tracked[rollout_id]
+            known = self.tracked.pop(rollout_id)  # `forget`, without two calls for each of thousands
+            if known.finished is not None:
+                self._held_bytes -= known.num_bytes
 
     def restore(self, groups: Iterable[PromptGroup], *, group_size: int) -> None:
         """Take over the groups of a checkpoint; `admit` hands them to the trainer."""
-        self.tracked, self.to_create, self.undecided = {}, set(), set()
+        self.tracked, self.to_create, self.undecided, self._held_bytes = {}, set(), set(), 0
         self.waiting = [[self._take(rollout) for rollout in resized(group, group_size)] for group in groups]
 
     def _take(self, rollout: InFlightRollout) -> Any:
         item = capture.enqueued_rollout(rollout.enqueued)
-        known = Tracked(request=rollout.request or default_request(rollout), finished=rollout.finished)
+        known = Tracked(request=rollout.request or default_request(rollout))
         if rollout.finished is not None:
-            known.finished_bytes = json_bytes(rollout.finished)
+            self._hold(known, rollout.finished, json_bytes(rollout.finished))
         if rollout.is_fresh:
             self.to_create.add(item.rollout_id)
         else:
@@ -208,7 +233,7 @@ class InFlight:
         agl_server.create_rollouts(manager, requests)  # a lost answer may have made other ids necessary
         old_ids = [item.rollout_id for item in items]
         for item, known, new_id in zip(items, replaced, [request["rollout_id"] for request in requests], strict=True):
-            del self.tracked[item.rollout_id]
+            self.forget(item.rollout_id)
             self.to_create.discard(item.rollout_id)
             self.tracked[new_id] = Tracked(request=known.request)  # byte-equal over any number of generations
             capture.renew_enqueued(item, new_id, time.time())
@@ -237,7 +262,7 @@ class InFlight:
         """Return a copy of a request as it is to be posted again."""
         noted = {key: _copied(request[key]) for key in REQUEST_KEYS if key in request}
         noted["metadata"] = {key: _copied(value) for key, value in metadata.items() if key != RUN_ID_KEY}
-        if noted.get("config") == self.default_config:
+        if "config" in noted and noted["config"] == self.default_config:
             noted["config"] = None  # a later life posts its own default: a corrected image takes effect
         return noted
 
@@ -251,7 +276,9 @@ class InFlight:
 
     def forget(self, rollout_id: str) -> None:
         """Drop what is known of a rollout that nobody waits for any more."""
-        self.tracked.pop(rollout_id, None)
+        known = self.tracked.pop(rollout_id, None)
+        if known is not None:
+            self._release(known)
 
 
 def _copied(value: Any) -> Any:
@@ -272,9 +299,19 @@ def creation(known: Tracked, new_id: str, default_config: Mapping[str, Any] | No
     request["metadata"] = dict(request.get("metadata") or {})
     if known.replaces is not None:
         request["metadata"][REPLACES_KEY] = known.replaces
-    if request.get("config") is None:
+    if "config" in request and request["config"] is None:
         request["config"] = copy.deepcopy(default_config)
     return {key: value for key, value in {**request, "rollout_id": new_id}.items() if value is not None}
+
+
+def _fields(item: Any, known: Tracked) -> dict[str, Any]:
+    """Return every field of an `EnqueuedRollout`, with the input as it was posted.
+
+    A hook may have put any object there; what its agents get, and what is posted again, is the JSON.
+    """
+    fields = item.model_dump(exclude={"input"})
+    posted = known.request or item.model_dump(mode="json", include={"input"})
+    return {**fields, "input": posted.get("input")}
 
 
 def _age(item: Any) -> tuple[int, int]:

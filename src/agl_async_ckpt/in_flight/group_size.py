@@ -10,12 +10,12 @@ from agl_async_ckpt.state import InFlightRollout, PromptGroup
 def resized(group: PromptGroup, size: int) -> list[InFlightRollout]:
     """Return `size` siblings of a group: the trainer insists on rollout.n of the current settings.
 
-    Shrinking keeps tokens that exist before tokens to come, and those before a failure, which brings none. Growing adds
-    fresh siblings that repeat the first one's request.
+    Shrinking keeps tokens that exist before tokens to come. Growing adds fresh siblings that repeat the first one's
+    request.
     """
     rollouts = list(group.rollouts)
     if len(rollouts) > size:
-        by_worth = sorted(range(len(rollouts)), key=lambda i: _worth(rollouts[i]))
+        by_worth = sorted(range(len(rollouts)), key=lambda i: not _has_tokens(rollouts[i]))
         return [rollouts[i] for i in sorted(by_worth[:size])]
     template = group.rollouts[0]
     for _ in range(size - len(rollouts)):
@@ -24,8 +24,5 @@ def resized(group: PromptGroup, size: int) -> list[InFlightRollout]:
     return rollouts
 
 
-def _worth(rollout: InFlightRollout) -> int:
-    """Sort key: the smaller, the more it is worth."""
-    if rollout.finished is None:
-        return 1
-    return 2 if rollout.finished.record["status"]["state"] == "failed" else 0
+def _has_tokens(rollout: InFlightRollout) -> bool:
+    return rollout.finished is not None and not rollout.finished.has_failed

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from agl_async_ckpt import capture
 from agl_async_ckpt.codec.events import PackedEvents
 from agl_async_ckpt.state import FinishedRollout
 
 REWARD = "reward"
-REWARD_FIELDS = ("value", "source", "reason")
-"""What the server's triplet form leaves of a reward event: `value` always, the others where they were posted."""
+MODEL_REQUEST = "model_request"
 
 
 def measured(rollout: Any, raw_events: list[Any], triplet_events: list[Any]) -> tuple[FinishedRollout, int]:
@@ -47,10 +46,15 @@ def has_reward(finished: FinishedRollout) -> bool:
     return REWARD in PackedEvents.pack(finished.raw_events).event_types
 
 
-def is_answer(model_request: Mapping[str, Any]) -> bool:
-    """Whether the data of a `model_request` event holds an answer; agent-lightning trains from no other."""
-    http_status = model_request.get("http_status")
-    return model_request.get("status") != "error" and not (isinstance(http_status, int) and http_status >= 400)
+def has_answer(triplet_events: Iterable[Any]) -> bool:
+    """Whether agent-lightning trains anything of these events: it leaves out errors and answers without tokens."""
+    return any(event.event_type == MODEL_REQUEST and _is_answer(event.data) for event in triplet_events)
+
+
+def _is_answer(data: Mapping[str, Any]) -> bool:
+    http_status = data.get("http_status")
+    is_error = data.get("status") == "error" or (isinstance(http_status, int) and http_status >= 400)
+    return not is_error and bool(data.get("response_token_ids"))
 
 
 def kept_events(
@@ -66,29 +70,25 @@ def kept_events(
     return [Event.model_validate(event) for event in events if event_type in (None, event["event_type"])]
 
 
-def append_event(rollout_id: str, attempt_id: str, event: Any) -> Any:
-    """Build the event that the server would have recorded for a post."""
-    from agentlightning.schemas import Event
+def with_event(finished: FinishedRollout, event: Any) -> tuple[FinishedRollout, int]:
+    """Return `finished` with what the server would list after one more event, and its size as JSON in bytes.
 
-    return Event(
-        event_type=event.event_type,
-        rollout_id=rollout_id,
-        attempt_id=attempt_id,
-        timestamp=time.time(),
-        data=event.data,
-    )
-
-
-def with_events(finished: FinishedRollout, event: Any) -> FinishedRollout:
-    """Return `finished` with one more event, in both forms."""
-    raw = event.model_dump(mode="json")
-    trimmed = raw
-    if raw["event_type"] == REWARD:
-        data = raw["data"]
-        kept = {"value": data.get("value")} | {name: data[name] for name in REWARD_FIELDS[1:] if name in data}
-        trimmed = {**raw, "data": kept}
-    return replace(
-        finished,
-        raw_events=PackedEvents.pack(finished.raw_events).with_event(raw),
-        triplet_events=PackedEvents.pack(finished.triplet_events).with_event(trimmed),
-    )
+    Args:
+        finished: A kept rollout.
+        event: As `capture.recorded_event` returns it.
+    """
+    if not capture.is_listed(event, finished.record):
+        return finished, json_bytes(finished)
+    if event.event_type == MODEL_REQUEST:  # may take the place of an earlier one
+        raw, triplets = capture.with_model_request(
+            kept_events(finished), kept_events(finished, format="triplet"), event
+        )
+        grown = replace(finished, raw_events=_packed(raw), triplet_events=_packed(triplets))
+    else:
+        triplet = capture.triplet_form(event)
+        grown = replace(
+            finished,
+            raw_events=PackedEvents.pack(finished.raw_events).with_event(event.model_dump(mode="json")),
+            triplet_events=PackedEvents.pack(finished.triplet_events).with_event(triplet.model_dump(mode="json")),
+        )
+    return grown, json_bytes(grown)

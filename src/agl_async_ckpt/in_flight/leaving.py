@@ -17,7 +17,7 @@ from agl_async_ckpt import capture
 from agl_async_ckpt.exceptions import ServerError
 from agl_async_ckpt.in_flight import agl_server
 from agl_async_ckpt.in_flight.carry_over import InFlight
-from agl_async_ckpt.in_flight.kept_events import is_answer, measured
+from agl_async_ckpt.in_flight.kept_events import has_answer, has_reward, measured
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,11 @@ def keep_ended(trainer: Any, in_flight: InFlight) -> None:
     """Fetch the events of rollouts that have ended since the last look, for the checkpoint that follows.
 
     Without an answer of the server the checkpoint is as good: it holds their requests.
+
+    Their hooks have not run, and may take longer than the machine has: those of the resume do. What hooks could change
+    on the server only is not kept, and runs again.
     """
-    if not in_flight.keep_events:
+    if in_flight.mode != "keep":
         return
     try:
         client = BriefClient(capture.agl_client(trainer))
@@ -130,17 +133,17 @@ def _is_to_keep(in_flight: InFlight, record: Mapping[str, Any] | None, item: Any
     known = in_flight.tracked.get(item.rollout_id)
     return (
         record is not None
-        and record["status"]["state"] in agl_server.ENDED
+        and record["status"]["state"] == "succeeded"
         and known is not None
         and not known.served
-        and in_flight.wants_events(item.rollout_id)
-        and not (known.crossed_gap and record["status"]["state"] == "failed")
+        and in_flight.wants_events(item.rollout_id, hooks_act=False)
     )
 
 
 def _keep(in_flight: InFlight, manager: Any, rollout_id: str, record: Mapping[str, Any]) -> None:
     raw, triplets = capture.fetch_events(manager, rollout_id)
-    answered = any(event.event_type == "model_request" and is_answer(event.data) for event in raw)
-    if in_flight.tracked[rollout_id].crossed_gap and not answered:
-        return  # it met no trainer, as far as can be seen: it has to run again
-    in_flight.keep(rollout_id, *measured(capture.rollout_record(record), raw, triplets))
+    finished, num_bytes = measured(capture.rollout_record(record), raw, triplets)
+    hooks_act = capture.hooks_act(manager)
+    if hooks_act and in_flight.tracked[rollout_id].finished is None and has_reward(finished):
+        return  # a judge asked by a hook may correct this reward on the server itself, which is about to lose it
+    in_flight.keep(rollout_id, finished, num_bytes, is_worth=hooks_act or has_answer(triplets))

@@ -2,8 +2,8 @@
 
 | the trainer | what happens |
 |---|---|
-| has seen the end of the rollout | it is served from memory: its events were fetched then |
-| has seen a success without a reward | created under a new id: its agent's late post finds nobody |
+| has kept the end of the rollout | it is served from memory: its events were fetched then, after its hook |
+| has seen a success without a reward | created under a new id: a late post finds nobody |
 | waits for it | created under a new id |
 
 An old id is never created again (see `carry_over`). Old agents that live on are answered "not found".
@@ -17,8 +17,8 @@ from typing import Any
 
 from agl_async_ckpt import capture
 from agl_async_ckpt.in_flight import agl_server
-from agl_async_ckpt.in_flight.carry_over import InFlight, Tracked
-from agl_async_ckpt.in_flight.settle import Policy, servable
+from agl_async_ckpt.in_flight.carry_over import InFlight
+from agl_async_ckpt.in_flight.settle import is_whole
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +30,13 @@ def active_rollouts(trainer: Any, manager: Any) -> list[Any]:
     return [*carried, *(item for item in manager.enqueued if item.rollout_id not in ids)]
 
 
-def mark_lost(
-    in_flight: InFlight, items: list[Any], records: Mapping[str, Any], policy: Policy
-) -> tuple[list[str], list[str]]:
+def mark_lost(in_flight: InFlight, items: list[Any], records: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Decide about every rollout that the server does not know; creates nothing.
 
     Args:
         in_flight: Its rollouts become served, or marked for creation.
         items: Every `EnqueuedRollout` that is still waited for, of waiting groups too.
         records: Of the server, by id.
-        policy: Whether hooks may reward what is served.
 
     Returns:
         Ids of those that are served from now on, and of those to create.
@@ -49,9 +46,11 @@ def mark_lost(
     for item in items:
         rollout_id = item.rollout_id
         known = in_flight.tracked.get(rollout_id)
-        if known is None or known.served or rollout_id in records or rollout_id in in_flight.to_create:
+        if known is None or known.served or known.is_read:
             continue
-        if known.finished is not None and (not _is_train(known) or servable(known.finished, policy)):
+        if rollout_id in records or rollout_id in in_flight.to_create:
+            continue
+        if known.finished is not None and is_whole(known.finished):
             known.served = True
             kept.append(rollout_id)
         else:
@@ -67,7 +66,7 @@ def is_new_server(in_flight: InFlight, records: Mapping[str, Mapping[str, Any]])
 
 
 def recover(
-    trainer: Any, manager: Any, in_flight: InFlight, policy: Policy, *, absence: str | None, forget: Callable[[], None]
+    trainer: Any, manager: Any, in_flight: InFlight, *, absence: str | None, forget: Callable[[], None]
 ) -> None:
     """Have a server that has lost rollouts hold what is waited for.
 
@@ -75,7 +74,6 @@ def recover(
         trainer: Its carried rollouts, and those that `manager` has enqueued, change in place.
         manager: Of this step, with models registered.
         in_flight: What is known of the rollouts.
-        policy: Whether hooks may reward what is served.
         absence: How long the server was away, in words, if that was noticed.
         forget: Called before anything is created, if the server has lost something.
 
@@ -85,7 +83,7 @@ def recover(
     client = capture.agl_client(trainer)
     manager.client.register_again()  # before anything is created: an agent that finds no model fails
     active = active_rollouts(trainer, manager)
-    kept, lost = mark_lost(in_flight, in_flight.everything(active), agl_server.list_rollouts(client), policy)
+    kept, lost = mark_lost(in_flight, in_flight.everything(active), agl_server.list_rollouts(client))
     if not kept and not lost:
         return
     forget()
@@ -105,7 +103,3 @@ def log_return(absence: str | None) -> None:
     """Say that an outage is over, if there was one."""
     if absence is not None:
         log.warning("%s and answers again. Training goes on.", absence)
-
-
-def _is_train(known: Tracked) -> bool:
-    return bool((known.request or {}).get("is_train", True))

@@ -1,8 +1,8 @@
 """The rollout managers of agent-lightning, extended for in-flight rollouts.
 
-Requests are noted and tagged as they are posted; the events of a rollout that has ended are kept; one that the server
-no longer has is served from there; one that met no trainer, as far as can be seen, is run again, and so is one that the
-server has lost before its end.
+Requests are noted and tagged as they are posted. What a rollout has left is kept once it has ended and its hook has
+run. While the server knows a rollout it is asked, and is right; what is kept answers when it does not. A rollout whose
+end proves nothing is run again, and so is one that the server has lost before its end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agl_async_ckpt import capture
 from agl_async_ckpt.exceptions import ServerError
 from agl_async_ckpt.in_flight import agl_server
 from agl_async_ckpt.in_flight.carry_over import InFlight, Tracked
-from agl_async_ckpt.in_flight.kept_events import append_event, is_answer, kept_events, measured, with_events
+from agl_async_ckpt.in_flight.kept_events import has_answer, has_reward, kept_events, measured, with_event
 from agl_async_ckpt.in_flight.patience import Patience
 from agl_async_ckpt.in_flight.tagging_client import TaggingClient
 
@@ -55,7 +55,10 @@ def extended_manager(
             super().__init__(*args, **kwargs)
             self.client = TaggingClient(self.client, patience, in_flight, created, alive)
             self.enqueued: list[Any] = []
+            self._hooks_act = capture.hooks_act(self)
             self._looks = False
+            self._hooked: str | None = None
+            self._fresh: tuple[str, tuple[list[Any], list[Any]]] | None = None
 
         def register_model(self, server_addresses: list[str]) -> Any:
             before_models()
@@ -70,8 +73,6 @@ def extended_manager(
         def _get_rollout(self, rollout_id: str) -> Any:
             for _ in range(MAX_LOSSES):
                 known = in_flight.tracked.get(rollout_id)
-                if known is not None and known.served and known.finished is not None:
-                    return capture.rollout_record(known.finished.record)
                 self._looks = True
                 try:
                     return self._look_at(rollout_id, known)
@@ -88,53 +89,106 @@ def extended_manager(
             )
 
         def _look_at(self, rollout_id: str, known: Tracked | None) -> Any:
-            with agl_server.named(self.client, rollout_id):
-                rollout = super()._get_rollout(rollout_id)
-            found()
+            self._fresh = None
+            if known is not None and known.served and known.finished is not None:
+                rollout = capture.rollout_record(known.finished.record)
+            else:
+                with agl_server.named(self.client, rollout_id):
+                    rollout = super()._get_rollout(rollout_id)
+                found()
             if known is None or not capture.has_ended(rollout):
                 return rollout
-            if known.crossed_gap:
-                if capture.has_failed(rollout) or not self._has_answer(rollout_id):
-                    return self._get_rollout(rerun(self, rollout_id))
-                known.crossed_gap = False
-            if in_flight.wants_events(rollout_id):
-                raw, triplets = self._fetch_rollout_events(rollout_id)
-                in_flight.keep(rollout_id, *measured(rollout, raw, triplets))
-                # Nobody waits for a sibling: what comes now reads the same events.
-                known.is_complete = self._train_rollout_n == 1 or not known.is_train
+            if known.doubted and capture.has_failed(rollout):
+                return self._get_rollout(rerun(self, rollout_id))
+            self._run_hook(rollout)
+            triplets = self._keep(rollout, known)
+            if known.doubted and not self._is_proven(known, triplets):
+                return self._get_rollout(rerun(self, rollout_id))
+            known.doubted = False
             return rollout
 
-        def _has_answer(self, rollout_id: str) -> bool:
-            events = self._get_events(rollout_id, event_type="model_request")
-            return any(is_answer(event.data) for event in events)
+        def _run_hook(self, rollout: Any) -> None:
+            # Here, and not when the loop calls for it: a server that is lost meanwhile is dealt with as any loss is.
+            if capture.has_failed(rollout):
+                super()._run_failed_hook(rollout)
+            else:
+                super()._run_succeeded_hook(rollout)
+            self._hooked = rollout.rollout_id
+
+        def _run_succeeded_hook(self, rollout: Any) -> None:
+            if rollout.rollout_id != self._hooked:
+                super()._run_succeeded_hook(rollout)
+
+        def _run_failed_hook(self, rollout: Any) -> None:
+            if rollout.rollout_id != self._hooked:
+                super()._run_failed_hook(rollout)
+
+        def _keep(self, rollout: Any, known: Tracked) -> list[Any]:
+            """Fetch what a rollout has left, if it is asked for; return its triplet events if it is doubted."""
+            rollout_id = rollout.rollout_id
+            wanted = in_flight.wants_events(rollout_id, hooks_act=self._hooks_act)
+            is_doubted = known.doubted and known.finished is None
+            if not known.served and (wanted or is_doubted or self._is_read_at_once(known)):
+                raw, triplets = self._fetch_rollout_events(rollout_id)
+                self._fresh = rollout_id, (raw, triplets)
+                if wanted and not self._is_read_at_once(known):
+                    is_worth = not capture.has_failed(rollout) and has_answer(triplets)
+                    in_flight.keep(rollout_id, *measured(rollout, raw, triplets), is_worth=is_worth)
+                return triplets
+            return kept_events(known.finished, format="triplet") if known.doubted and known.finished else []
+
+        def _is_read_at_once(self, known: Tracked) -> bool:
+            """Whether the loop builds the sample of a rollout next: nobody waits for a sibling."""
+            return self._train_rollout_n == 1 or not known.is_train
+
+        def _is_proven(self, known: Tracked, triplets: list[Any]) -> bool:
+            """Whether a success is its own, as far as can be seen.
+
+            A reward may still come to the server that has the rollout; to what is served only a hook could post one,
+            and that has run.
+            """
+            return has_answer(triplets) and not (known.served and known.finished and not has_reward(known.finished))
+
+        def _fetch_rollout_events(self, rollout_id: str) -> tuple[list[Any], list[Any]]:
+            if self._fresh is None or self._fresh[0] != rollout_id:
+                return super()._fetch_rollout_events(rollout_id)
+            (_, events), self._fresh = self._fresh, None  # of a moment ago; built once
+            if rollout_id in in_flight.tracked:
+                in_flight.tracked[rollout_id].is_read = True
+            return events
 
         def _get_events(self, rollout_id: str, **kwargs: Any) -> list[Any]:
             known = in_flight.tracked.get(rollout_id)
-            if known is not None and known.finished is not None and (known.served or known.is_complete):
+            if known is not None and known.finished is not None and known.served:
                 return kept_events(known.finished, **kwargs)
             try:
                 with agl_server.named(self.client, rollout_id):
-                    return super()._get_events(rollout_id, **kwargs)
+                    events = super()._get_events(rollout_id, **kwargs)
             except agl_server.UnknownRolloutError:
                 if self._looks or known is None or known.finished is None:
                     raise
                 known.served = True
                 return kept_events(known.finished, **kwargs)
+            if not kwargs.get("format") and not kwargs.get("event_type"):
+                in_flight.last_read = rollout_id, list(events)
+            return events
 
         def _post_event(self, rollout_id: str, attempt_id: str, event: Any) -> Any:
             known = in_flight.tracked.get(rollout_id)
-            posted = None
             if known is None or not known.served:
                 try:
                     with agl_server.named(self.client, rollout_id):
                         posted = super()._post_event(rollout_id, attempt_id, event)
+                    if in_flight.last_read[0] == rollout_id:
+                        in_flight.last_read[1].append(posted)
+                    return posted
                 except agl_server.UnknownRolloutError:
                     if known is None or known.finished is None:
                         raise
                     known.served = True
-            if known is not None and known.finished is not None:
-                posted = posted or append_event(rollout_id, attempt_id, event)
-                known.finished = with_events(known.finished, posted)
+            assert known.finished is not None, "what is served is kept"
+            posted = capture.recorded_event(rollout_id, attempt_id, event)
+            in_flight.keep(rollout_id, *with_event(known.finished, posted), is_worth=known.is_worth)
             return posted
 
         def _delete_rollout(self, rollout_id: str) -> None:

@@ -2,14 +2,17 @@
 
 | the server | the checkpoint | what happens |
 |---|---|---|
-| knows it, ended while a trainer was there | | adopted under its old id |
-| knows it, ended at another time | | run again: its agent may have met a dead, paused or missing model |
-| knows it, failed, and no one trainer was there all the time | | run again |
+| knows it, succeeded while a trainer was there | | adopted under its old id |
+| knows it, succeeded at another time | | run again: its agent may have met a dead, paused or missing model |
+| knows it, failed | | run again: a failure is nothing worth keeping, and nothing to die of twice |
 | knows it, has not ended | | adopted (`adopt: all`), or run again (`finished_before_death`) |
-| does not know it | holds its end and its events | served from the checkpoint: no token is generated twice |
-| does not know it | holds a success without a reward | created under a new id: its agent's late post finds nobody |
+| does not know it | holds its success and its events | served from the checkpoint: no token is generated twice |
+| does not know it | holds a success without a reward | created under a new id: a late post finds nobody |
 | does not know it | holds the request only | created under a new id |
 | knows one of this run | does not hold it | reclaimed: deleted |
+
+What is adopted or served is looked at once more when its hook has run: if nothing can be trained from it, it is run
+again as well (see `rollout_manager`).
 """
 
 from __future__ import annotations
@@ -79,23 +82,15 @@ def decide(
         known = in_flight.tracked[rollout_id]
         record = records.get(rollout_id) if policy.own_folder else None
         if record is None and known.finished is not None and servable(known.finished, policy):
-            known.served = True
+            known.served = known.doubted = True
             outcome.reused.append(rollout_id)
         elif record is None:
             in_flight.to_create.add(rollout_id)
             outcome.recreated.append(rollout_id)
-        elif record["status"]["state"] in agl_server.ENDED:
-            if known.finished is not None:
-                outcome.reused.append(rollout_id)  # ended before the checkpoint; the server's events are as good
-            elif trusted(record["status"], policy):
-                known.crossed_gap = not whole_life(record["status"], policy)
-                outcome.adopted.append(rollout_id)
-            else:
-                in_flight.to_create.add(rollout_id)
-                outcome.rerun.append(rollout_id)
-        elif policy.adopt == "all":
-            known.crossed_gap = True
-            outcome.adopted.append(rollout_id)
+        elif is_adoptable(record["status"], known.finished is not None, policy):
+            known.doubted = True
+            # What ended before the checkpoint: the server's events are as good as those that are kept.
+            (outcome.adopted if known.finished is None else outcome.reused).append(rollout_id)
         else:
             in_flight.to_create.add(rollout_id)
             outcome.rerun.append(rollout_id)
@@ -103,29 +98,36 @@ def decide(
 
 
 def servable(finished: FinishedRollout, policy: Policy) -> bool:
-    """Whether a kept rollout is all that training needs.
+    """Whether what a checkpoint holds of a rollout may be all that training needs: hooks may still reward it."""
+    return not finished.has_failed and (has_reward(finished) or policy.hooks_reward)
+
+
+def is_whole(finished: FinishedRollout) -> bool:
+    """Whether what is kept of a rollout, its hook included, is all that training needs.
 
     A reward may be posted after the end. The server that is to receive it is gone, and a success that is trained with
     the fill-in value would be trained wrongly.
     """
-    status = finished.record.get("status") or {}
-    return status.get("state") != "succeeded" or has_reward(finished) or policy.hooks_reward
+    return finished.has_failed or has_reward(finished)
 
 
-def trusted(status: Mapping[str, Any], policy: Policy) -> bool:
-    """Whether the end of a rollout is its own, and not the doing of a missing trainer.
+def is_adoptable(status: Mapping[str, Any], is_kept: bool, policy: Policy) -> bool:
+    """Whether a rollout that the server knows may go on, or be trained, under its old id.
 
-    A success counts if a trainer was there at the end. A failure counts, and under the strict adoption a success too,
-    if the same trainer was there all the time: an agent that met no model earlier may fail of it later.
+    A success counts if a trainer was there at its end, under the strict adoption all the time: its agent may have met
+    no model.
+
+    Args:
+        status: The server's.
+        is_kept: It had ended before the checkpoint, which holds its events.
+        policy: What is allowed.
     """
-    if status["state"] == "failed" or policy.adopt == "finished_before_death":
-        return whole_life(status, policy)
-    return within_one_life(policy.lives, status["updated_at"])
-
-
-def whole_life(status: Mapping[str, Any], policy: Policy) -> bool:
-    """Whether one trainer was there from the creation of a rollout to its end."""
-    return within_one_life(policy.lives, status["created_at"], status["updated_at"])
+    if status["state"] not in agl_server.ENDED:
+        return policy.adopt == "all"
+    if status["state"] == "failed":
+        return False
+    began = status["created_at"] if policy.adopt == "finished_before_death" else status["updated_at"]
+    return is_kept or within_one_life(policy.lives, began, status["updated_at"])
 
 
 def reclaimable(

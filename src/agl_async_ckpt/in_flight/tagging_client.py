@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -132,12 +132,11 @@ class TaggingClient(PatientClient):
         if response.status_code != 200:
             return None
 
-        def is_equal(event: Any) -> bool:
+        def is_equal(event: Mapping[str, Any]) -> bool:
             return event["event_type"] == body["event_type"] and event["data"] == body["data"]
 
         found = [event for event in response.json() if is_equal(event)]
-        known = self._self_in_flight.tracked.get(rollout_id)
-        kept = known.finished.raw_events if known is not None and known.finished is not None else ()
-        if len(found) <= sum(map(is_equal, kept)):
+        known = self._self_in_flight.known_events(rollout_id)
+        if len(found) <= sum(map(is_equal, known)):
             return None
         return httpx.Response(200, json=found[-1], request=response.request)

@@ -1,0 +1,99 @@
+"""A failure is nothing worth keeping: it runs again at a resume, and no checkpoint ends a run twice for one reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.rig import require_frameworks
+
+require_frameworks()
+
+from agl_async_ckpt.storage.stop_request import request_stop  # noqa: E402
+from tests.rig.in_flight import (  # noqa: E402
+    SiblingAgents,
+    SiblingPlan,
+    begin,
+    end,
+    ids_of,
+    kill_after,
+    prove_life_until_now,
+    saved_state,
+)
+from tests.rig.life import run_life  # noqa: E402
+from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
+from tests.rig.server import AglServer  # noqa: E402
+from tests.yardstick.scene import Scene, alone, assert_same, extended  # noqa: E402
+
+OUTCOMES = pytest.mark.parametrize("outcome", ["failed", "silent"])
+RUN = settings("20/2/6")
+
+
+def ending_all(server: AglServer, outcome: str, then: Callable[[], None]) -> Callable[[str, int], bool]:
+    """For `die_at`: everything in flight ends so while step 1 updates, and then something happens."""
+
+    def here(point: str, step: int) -> bool:
+        if (point, step) == ("updated", 1):
+            end(server, *ids_of(server, 2, 3, 4, 5, state="running"), outcome=outcome)
+            then()
+        return False
+
+    return here
+
+
+@OUTCOMES
+def test_what_had_ended_in_vain_at_a_stop_runs_again(server: AglServer, tmp_path: Path, outcome: str) -> None:
+    """The four in flight; with agents that are well again the next start trains them."""
+    truth = uninterrupted(RUN, server)
+    begin(server, SiblingAgents())
+    first = run_life(RUN, tmp_path, server.url, die_at=ending_all(server, outcome, lambda: request_stop(tmp_path, "x")))
+    assert first.stopped == 1
+    groups = saved_state(tmp_path, 1).carry_over
+    assert [rollout.finished for group in groups for rollout in group.rollouts] == [None] * 4
+    second = run_life(RUN, tmp_path, server.url)
+    assert_continues(truth, first, second)
+    assert all(step.updated for step in second.steps.values())
+
+
+@OUTCOMES
+@pytest.mark.parametrize("state", ["alive", "restarted"])
+def test_what_ended_in_vain_under_the_trainer_runs_again_after_its_death(
+    server: AglServer, tmp_path: Path, outcome: str, state: str
+) -> None:
+    """Everything in flight, while step 1 updates; the trainer dies of it in step 2, and only then."""
+    run = settings("40/2/6")
+    truth = uninterrupted(run, server)
+    begin(server, SiblingAgents())
+    first = run_life(run, tmp_path, server.url, stop_after_step=1, recorder=None)
+    end(server, *ids_of(server, 2, 3, 4, 5), outcome=outcome)
+    prove_life_until_now(tmp_path)
+    if state == "restarted":
+        server.reset_store()
+    second = run_life(run, tmp_path, server.url)
+    assert_continues(truth, first, second)
+    assert all(len(step.updated) == 2 for step in second.steps.values())
+
+
+@OUTCOMES
+def test_a_sibling_that_ended_in_vain_is_not_in_the_checkpoint(server: AglServer, tmp_path: Path, outcome: str) -> None:
+    """Its request is: a resume runs it again, whether the server knows it or not."""
+    plan = SiblingPlan(hold={3: 4}, early={3: 1}, early_outcome={3: outcome})
+    begin(server, SiblingAgents(plan))
+    kill_after(settings("16/2/6", rollout_n=2), tmp_path, server, 2)
+    [group] = [
+        group for group in saved_state(tmp_path, 2).carry_over if group.rollouts[0].enqueued["input"]["index"] == 3
+    ]
+    assert [rollout.finished for rollout in group.rollouts] == [None, None]
+    assert saved_state(tmp_path, 2).counts["num_finished_rollouts"] == 0
+
+
+@OUTCOMES
+def test_within_one_life_an_end_in_vain_is_that_of_the_trainer_alone(
+    server: AglServer, tmp_path: Path, outcome: str
+) -> None:
+    """It is trained as it is: a sibling without rows, and nothing runs twice."""
+    plan = SiblingPlan(hold={3: 4}, early={3: 1}, early_outcome={3: outcome})
+    scene = Scene(settings("16/2/6", rollout_n=2), plan)
+    assert_same(alone(scene, server, tmp_path), extended(scene, server, tmp_path))
