@@ -40,14 +40,14 @@ class AsyncCheckpointConfig(BaseModel):
     in_flight: Literal["keep", "regenerate", "drop"] = Field(
         default="keep",
         description="Of prompts in flight save requests and finished siblings' tokens (`keep`), requests only "
-        "(`regenerate`), or nothing (`drop`: they are lost at a resume).",
+        "(`regenerate`; tokens stay in memory), or nothing (`drop`: they are lost at a resume).",
     )
 
     in_flight_max_bytes: int = Field(
         default=2**30,
         ge=0,
-        description="Bound of the events kept of finished siblings, JSON bytes; beyond it a group falls back to "
-        "`regenerate`.",
+        description="Bound of the events kept of finished siblings, JSON bytes, in memory and in a checkpoint; beyond "
+        "it only the request of a rollout is kept.",
     )
 
     adopt: Literal["all", "finished_before_death"] = Field(

@@ -238,6 +238,12 @@ class Polled:
                 owner.asked.append(f"events {rollout_id} {kwargs.get('format') or 'raw'}")
                 return []
 
+            def _run_succeeded_hook(self, rollout: Any) -> None:
+                owner.asked.append(f"hook {rollout.rollout_id}")
+
+            def _run_failed_hook(self, rollout: Any) -> None:
+                owner.asked.append(f"failed hook {rollout.rollout_id}")
+
             def _delete_rollout(self, rollout_id: str) -> None:
                 owner.asked.append(f"delete {rollout_id}")
 
@@ -255,10 +261,36 @@ def test_groups_are_awaited_read_and_deleted_through_the_managers_methods() -> N
     assert all(kept is item for kept, item in zip(carried, items[:2], strict=True)), agl(
         "the carry-over keeps the EnqueuedRollout objects, oldest first", "session.py"
     )
-    assert [line for line in polled.asked if "get" not in line] == [
+    assert [line for line in polled.asked if "get" not in line and "hook" not in line] == [
         *("events a1 raw", "events a1 triplet", "events a2 raw", "events a2 triplet", "delete a1", "delete a2"),
     ], agl("a finished group is read through _get_events and deleted through _delete_rollout", "rollout_manager.py")
     assert sorted(line for line in polled.asked if "get" in line) == ["get a1", "get a2", "get b1", "get b2"]
+
+
+def test_hook_follows_the_look_and_the_last_siblings_sample_follows_its_hook() -> None:
+    """Our look runs the hook itself, so that this call may be left out; what it has fetched is read at once."""
+    polled = Polled({"a1": "succeeded", "a2": "failed", "b1": "running", "b2": "succeeded"}, train_rollout_n=2)
+    items = [enqueued("b", "b1"), enqueued("b", "b2"), enqueued("a", "a1", 2), enqueued("a", "a2", 2)]
+    polled.manager.enqueue_and_wait_until_group_completed({}, items, is_train=True, target_finished_group_num=1)
+    assert polled.asked[:8] == [
+        *("get b1", "get b2", "hook b2", "get a1", "hook a1", "get a2", "failed hook a2", "events a1 raw"),
+    ], agl("the hook of a rollout is run right after the look that finds it ended", "rollout_manager.py")
+
+
+def test_manager_holds_the_hooks_that_it_calls() -> None:
+    """Whether they may post something decides whether events are fetched again."""
+
+    from agentlightning.hooks import RolloutHooks
+
+    class Posts(RolloutHooks):
+        def on_failed(self, rollout: Any, store: Any) -> None:
+            store.add_event(rollout.rollout_id, "0", "reward", {"value": 0.0})
+
+    posts = Posts()
+    assert manager(hooks=posts)._hooks is posts, agl("the manager's _hooks", "capture/rollouts.py")
+    assert capture.hooks_act(manager(hooks=posts))
+    assert not capture.hooks_act(manager(hooks=RolloutHooks()))
+    assert not capture.hooks_act(manager())
 
 
 def test_group_of_another_size_is_refused_by_the_manager() -> None:
@@ -290,6 +322,8 @@ def test_hooks_post_through_the_managers_method() -> None:
         ("_delete_rollout", ["rollout_id"]),
         ("_post_event", ["rollout_id", "attempt_id", "event"]),
         ("_fetch_rollout_events", ["rollout_id"]),
+        ("_run_succeeded_hook", ["rollout"]),
+        ("_run_failed_hook", ["rollout"]),
     ],
 )
 def test_managers_method_has_the_known_signature(cls: type, name: str, parameters: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.rig.in_flight import (  # noqa: E402
     prove_life_until_now,
     saved_state,
 )
-from tests.rig.life import run_life  # noqa: E402
+from tests.rig.life import extended_trainer, run_life  # noqa: E402
 from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
 from tests.rig.server import AglServer  # noqa: E402
 from tests.yardstick.scene import Scene, alone, assert_same, extended  # noqa: E402
@@ -97,3 +98,39 @@ def test_within_one_life_an_end_in_vain_is_that_of_the_trainer_alone(
     plan = SiblingPlan(hold={3: 4}, early={3: 1}, early_outcome={3: outcome})
     scene = Scene(settings("16/2/6", rollout_n=2), plan)
     assert_same(alone(scene, server, tmp_path), extended(scene, server, tmp_path))
+
+
+# --- what is held in memory -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("extension", "num_held"),
+    [({}, 2), ({"in_flight": "regenerate"}, 2), ({"in_flight": "drop"}, 0), ({"in_flight_max_bytes": 0}, 0)],
+    ids=str,
+)
+def test_what_is_held_of_finished_siblings_is_bounded_in_memory(
+    server: AglServer, tmp_path: Path, extension: dict[str, Any], num_held: int
+) -> None:
+    """Nothing is held, nor fetched, where nothing is to be kept; a lost server then costs their tokens, not a row."""
+    plan = SiblingPlan(hold={3: 4, 4: 4}, early={3: 1, 4: 1})
+    scene = Scene(settings("16/2/6", rollout_n=2, extension=extension), plan)
+    truth = alone(scene, server, tmp_path)
+    held: list[list[Any]] = []
+
+    class Looking(extended_trainer()):
+        def _train_step(self, *args: Any, **kwargs: Any) -> Any:
+            result = super()._train_step(*args, **kwargs)
+            tracked = self._async_ckpt.in_flight.tracked
+            kept = [tracked[item.rollout_id].finished for item in self._carry_over_rollouts]
+            held.append([finished for finished in kept if finished is not None])
+            if self.global_steps == 2:
+                server.reset_store()
+            return result
+
+    begin(server, SiblingAgents(plan))
+    life = run_life(scene.run, tmp_path / "ours", server.url, trainer_cls=Looking)
+    assert len(held[1]) == num_held
+    assert [sorted(step.updated) for step in life.steps.values()] == [
+        sorted(step.updated) for step in truth.steps.values()
+    ]
+    assert server.agents.num_starts(3) == (3 if num_held else 4)

@@ -64,10 +64,9 @@ def hooks_act(manager: Any) -> bool:
     """
     from agentlightning.hooks import RolloutHooks
 
-    hooks, base = manager._hooks, RolloutHooks
-    return hooks is not None and (
-        getattr(hooks.on_succeeded, "__func__", None) is not base.on_succeeded
-        or getattr(hooks.on_failed, "__func__", None) is not base.on_failed
+    own = (RolloutHooks.on_succeeded, RolloutHooks.on_failed)
+    return manager._hooks is not None and any(
+        getattr(getattr(manager._hooks, base.__name__, None), "__func__", None) is not base for base in own
     )
 
 
