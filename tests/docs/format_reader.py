@@ -5,22 +5,27 @@ It takes the tables of that page for what they say, so that a page that says som
 
 from __future__ import annotations
 
+import builtins
 import codecs
+import collections
 import datetime as dt
 import hashlib
 import io
 import json
+import pathlib
 import pickle
 import re
+import uuid
 import zipfile
 import zlib
 import zoneinfo
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from tests.docs.pages import DOCS, names, sections, table
@@ -28,6 +33,7 @@ from tests.docs.pages import DOCS, names, sections, table
 PAGE = (DOCS / "format.md").read_text()
 PARTS = sections("format.md")
 STORAGES = {names([row[0]])[0]: names([row[1]])[0] for row in table(PARTS["Pickle"], "storage", "elements")}
+FACTORIES = names([PARTS["Encoded values"].partition("A `factory` is")[2].partition("\n- ")[0]])
 END_RECORD = [(int(row[0]), int(row[1]), row[2]) for row in table(PAGE, "offset", "bytes", "value")]
 
 
@@ -200,6 +206,16 @@ def _time(plain: Any, _shared: Any) -> dt.time:
     return dt.time(*parts, fold=fold, tzinfo=_zone(plain["zone"]))
 
 
+def _timestamp(plain: Any, _shared: Any) -> Any:
+    found = pd.Timestamp(np.datetime64(plain["value"], plain["unit"]))
+    if plain["zone"] is None:
+        return found.replace(fold=plain["fold"])
+    return found.tz_localize("UTC").tz_convert(_zone(plain["zone"]))
+
+
+_FACTORIES = {None: None, **{name: getattr(builtins, name, None) or getattr(collections, name) for name in FACTORIES}}
+
+
 DECODERS: dict[str, Any] = {
     "int": lambda plain, _: int(plain["hex"], 16),
     "bytes": lambda plain, _: _blob(plain["data"]),
@@ -209,6 +225,10 @@ DECODERS: dict[str, Any] = {
     "frozenset": lambda plain, shared: frozenset(_items(plain, shared)),
     "dict": lambda plain, shared: dict(_items(plain, shared)),
     "OrderedDict": lambda plain, shared: OrderedDict(_items(plain, shared)),
+    "Counter": lambda plain, shared: Counter(dict(_items(plain, shared))),
+    "defaultdict": lambda plain, shared: defaultdict(_FACTORIES[plain["factory"]], _items(plain, shared)),
+    "deque": lambda plain, shared: deque(_items(plain, shared), plain["maxlen"]),
+    "range": lambda plain, _: range(*plain["parts"]),
     "numbers": lambda plain, _: np.frombuffer(_blob(plain["data"]), plain["dtype"]).tolist(),
     "complex": lambda plain, _: complex(*plain["parts"]),
     "Decimal": lambda plain, _: Decimal(plain["text"]),
@@ -216,6 +236,11 @@ DECODERS: dict[str, Any] = {
     "datetime": _datetime,
     "time": _time,
     "timedelta": lambda plain, _: dt.timedelta(*plain["parts"]),
+    "pandas.Timestamp": _timestamp,
+    "pandas.Timedelta": lambda plain, _: pd.Timedelta(np.timedelta64(plain["value"], plain["unit"])),
+    "pandas.NaT": lambda *_: pd.NaT,
+    "UUID": lambda plain, _: uuid.UUID(plain["hex"], is_safe=uuid.SafeUUID(plain["is_safe"])),
+    "path": lambda plain, _: getattr(pathlib, plain["kind"])(plain["text"]),
     "array": _array,
     "object_array": _object_array,
     "scalar": lambda plain, _: np.frombuffer(_blob(plain["data"]), _dtype(plain["dtype"]))[0],

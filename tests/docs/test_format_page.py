@@ -9,7 +9,9 @@ import pickle
 import pickletools
 import re
 import struct
+import uuid
 import zipfile
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+import pandas as pd
 import torch
 
 from agl_async_ckpt import exceptions
 from agl_async_ckpt.codec import arrays, decode
 from agl_async_ckpt.codec.input_state import encode_state
 from agl_async_ckpt.codec.packed_json import unpack_tree
+from agl_async_ckpt.codec.values import encode_value
 from agl_async_ckpt.ledger.entry import End, Start, Step
 from agl_async_ckpt.state import Fingerprint, FinishedRollout, InFlightRollout, InputState, PromptGroup, RngState
 from agl_async_ckpt.storage import layout, pickle_check, trailer
@@ -31,7 +35,8 @@ from agl_async_ckpt.storage.commit import commit_state, load_state
 from agl_async_ckpt.storage.run_identity import RunIdentity
 from agl_async_ckpt.storage.seal import Seal
 from agl_async_ckpt.storage.stop_request import StopRequest
-from tests.docs.format_reader import DECODERS, STORAGES, read
+from tests.docs.format_reader import DECODERS, FACTORIES, STORAGES, read
+from tests.docs.format_reader import decode as decode_by_page
 from tests.docs.pages import DOCS, blocks, names, sections, table
 from tests.golden.sample import GOLDEN, assert_same, sample_state, small_state
 
@@ -110,6 +115,30 @@ def test_encodings_of_the_page_are_those_of_the_code_and_of_the_reader() -> None
     """Each tag, and no other."""
     tags = set(listed(PARTS["Encoded values"], "`$type`", "other keys", "comes back as"))
     assert tags == set(decode._DECODERS) == set(DECODERS)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(Counter("aab"), defaultdict(list, {1: [2]}), defaultdict(None, {}), deque([1], maxlen=2), range(9, 1, -2)),
+        *(uuid.UUID(int=7), Path("a/b"), pd.NaT, pd.Timedelta(5, "ns")),
+        *(pd.Timestamp(10**18 + 1), pd.Timestamp(year=2024, month=1, day=1, fold=1), pd.Timestamp("2024", tz="UTC")),
+    ],
+    ids=repr,
+)
+def test_reader_written_from_the_page_decodes(value: Any) -> None:
+    """Encodings that no golden file holds."""
+    found = decode_by_page(encode_value(value, "value"), {})
+    assert (type(found), repr(found)) == (type(value), repr(value))
+
+
+def test_page_lists_the_factories_and_paths() -> None:
+    """Those that the code makes; a system knows paths of its own kind alone."""
+    assert set(FACTORIES) == set(decode.FACTORIES)
+    (row,) = [
+        row for row in table(PARTS["Encoded values"], "`$type`", "other keys", "comes back as") if row[0] == "`path`"
+    ]
+    assert set(decode.PATHS) <= set(names(row[1:2]))
 
 
 def test_table_of_storages_lists_the_tensor_types_that_stand_for_themselves() -> None:

@@ -7,6 +7,8 @@ import datetime as dt
 import enum
 import io
 import math
+import pathlib
+import uuid
 import warnings
 import zoneinfo
 from decimal import Decimal
@@ -16,6 +18,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
+pd = pytest.importorskip("pandas")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
@@ -99,6 +102,79 @@ def round_trip(value: Any) -> Any:
 def test_python_value_comes_back_exactly(value: Any) -> None:
     """Value, type, order, sign of zero and NaN survive the file."""
     assert_same(round_trip(value), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(collections.Counter("aab"), collections.Counter({"b": -1, "a": 2.5}), collections.Counter()),
+        *(collections.deque(), collections.deque([1, (2,)], maxlen=3), collections.deque(range(100))),
+        *(collections.defaultdict(list, {1: [2], "a": []}), collections.defaultdict(None, {}), range(7, -3, -2)),
+        {"$type": collections.Counter(a=collections.deque([collections.defaultdict(int, x=1)]))},
+        *(
+            uuid.UUID(int=5),
+            uuid.uuid5(uuid.NAMESPACE_DNS, "a"),
+            pathlib.Path("a/b"),
+            pathlib.PurePosixPath("/"),
+            pathlib.PureWindowsPath("c:\\x"),
+        ),
+    ],
+    ids=repr,
+)
+def test_value_of_the_standard_library_comes_back_exactly(value: Any) -> None:
+    """With what belongs to it: a factory, a bound, an order."""
+    found = round_trip(value)
+    assert (type(found), repr(found), found) == (type(value), repr(value), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pd.Timestamp("2024-01-01 00:00:00.123456789"),
+        pd.Timestamp(year=2024, month=1, day=1, fold=1),
+        pd.Timestamp("2024-01-01", tz="UTC"),
+        pd.Timestamp("2024-01-01 00:00:00.000000007", tz=zoneinfo.ZoneInfo("UTC")),
+        pd.Timestamp("2024-01-01", tz=dt.timezone(dt.timedelta(hours=-5), "X")),
+        *(pd.Timestamp("0001-01-01").as_unit("s"), pd.Timestamp.min, pd.Timestamp.max, pd.NaT),
+        *(pd.Timedelta(-7, "ns"), pd.Timedelta(5, "s"), pd.Timedelta.max),
+    ],
+    ids=str,
+)
+def test_time_of_pandas_comes_back_exactly(value: Any) -> None:
+    """To the nanosecond, in its unit and its zone: so a parquet column `timestamp[ns]` arrives."""
+    found = round_trip(value)
+    assert type(found) is type(value)
+    if value is pd.NaT:
+        assert found is value
+        return
+    assert (found, found.unit, found.asm8) == (value, value.unit, value.asm8)
+    if isinstance(value, pd.Timestamp):
+        assert (found.fold, repr(found.tzinfo)) == (value.fold, repr(value.tzinfo))
+
+
+def test_zone_that_comes_twice_in_a_year_is_told_apart() -> None:
+    """Half past two in Berlin, before and after the clocks are put back."""
+    berlin = zoneinfo.ZoneInfo("Europe/Berlin")
+    for fold in (0, 1):
+        value = pd.Timestamp(year=2024, month=10, day=27, hour=2, minute=30, fold=fold, tz=berlin)
+        found = round_trip(value)
+        assert (found.asm8, found.fold, found.tzinfo) == (value.asm8, fold, berlin)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {TAG: "defaultdict", "factory": "print", "items": []},
+        {TAG: "path", "kind": "Popen", "text": "x"},
+        {TAG: "pandas.Timestamp", "value": 1, "unit": "D", "fold": 0, "zone": None},
+        {TAG: "UUID", "hex": "x", "is_safe": 0},
+    ],
+    ids=lambda plain: plain[TAG],
+)
+def test_file_names_no_code(plain: dict[str, Any]) -> None:
+    """What is made is one of a few types that are listed here, or the file is refused."""
+    with pytest.raises((ValueError, KeyError)):
+        decode_value(plain)
 
 
 @pytest.mark.parametrize(
@@ -341,10 +417,9 @@ Point = collections.namedtuple("Point", "x y")
         (Rows([1]), "Rows"),
         (Point(1, 2), "Point"),
         (torch.Size([1]), "torch.Size"),
-        (collections.defaultdict(list), "collections.defaultdict"),
-        (collections.Counter(), "collections.Counter"),
-        (collections.deque(), "collections.deque"),
-        (range(3), "range"),
+        (collections.defaultdict(lambda: 0), "collections.defaultdict with the factory"),
+        (collections.defaultdict(collections.defaultdict), "collections.defaultdict with the factory"),
+        (collections.ChainMap(), "ChainMap"),
         (len, "builtin_function_or_method"),
         (np.ma.masked_array([1]), "MaskedArray"),
         (np.array([(1, None)], dtype=[("a", "i4"), ("b", "O")]), "numpy.ndarray"),

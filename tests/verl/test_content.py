@@ -6,7 +6,7 @@ import datetime as dt
 import os
 import subprocess
 import sys
-from collections import OrderedDict, UserDict, namedtuple
+from collections import Counter, OrderedDict, UserDict, deque, namedtuple
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -17,8 +17,9 @@ import pytest
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
+pd = pytest.importorskip("pandas")
 
-from agl_async_ckpt.checkpoint.content import NoDigestError, digest, row_digests  # noqa: E402
+from agl_async_ckpt.checkpoint.content import NoDigestError, digest, digests  # noqa: E402
 from tests.golden.sample import sample_batch  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,15 @@ KINDS: dict[str, list[Any]] = {
         dt.time(1),
     ],
     "span": [dt.timedelta(1), dt.timedelta(0, 1), dt.timedelta(0, 0, 1)],
+    "pandas": [
+        pd.Timestamp("2020-01-01"),
+        pd.Timestamp("2020-01-01 00:00:00.000000001"),
+        pd.Timestamp("2020-01-01", tz="UTC"),
+        pd.NaT,
+        pd.Timedelta(1, "ns"),
+        pd.Timedelta(2, "ns"),
+    ],
+    "deque": [deque([1, 2]), deque([2, 1]), Counter("ab"), Counter("aab")],
     "numbers": [Decimal("1.0"), Decimal("1.00"), 1j, 2j],
     "array": [np.arange(4), np.arange(4, dtype=np.int32), np.arange(4).reshape(2, 2), [0, 1, 2, 3]],
     "array of objects": [np.array([{"a": 1}, None], dtype=object), np.array([{"a": 2}, None], dtype=object)],
@@ -133,19 +143,21 @@ def test_value_that_contains_itself_has_no_digest() -> None:
         digest(value)
 
 
-def test_rows_of_a_batch_have_digests_by_column() -> None:
+def test_values_of_a_column_have_digests() -> None:
     """Tensors, arrays and lists alike, row by row."""
     batch = {"a": torch.arange(2), "b": np.array([{"x": 1}, None], dtype=object), "c": ["p", "q"]}
-    rows = row_digests(batch)
-    assert [sorted(row) for row in rows] == [["a", "b", "c"]] * 2
-    assert rows[1] == {"a": digest(torch.tensor(1)), "b": digest(None), "c": digest("q")}
-    assert row_digests(None) == []
+    assert {name: digests(column)[1] for name, column in batch.items()} == {
+        "a": digest(torch.tensor(1)),
+        "b": digest(None),
+        "c": digest("q"),
+    }
 
 
 SHOW = """
-from agl_async_ckpt.checkpoint.content import digest, row_digests
+from agl_async_ckpt.checkpoint.content import digest, digests
 from tests.golden.sample import sample_batch
-print(digest(row_digests(sample_batch())), digest({"one", "two", "three", ("four", 5)}))
+columns = {name: digests(column) for name, column in sample_batch().items()}
+print(digest([dict(zip(columns, row)) for row in zip(*columns.values())]), digest({"one", "two", "three", ("four", 5)}))
 """
 
 SAMPLE_DIGEST = "30dae72566efbcd2"
@@ -154,7 +166,10 @@ SAMPLE_DIGEST = "30dae72566efbcd2"
 
 def test_digests_are_those_of_earlier_versions() -> None:
     """A checkpoint holds the digest that another version of this package, of numpy and of Python has found."""
-    assert digest(row_digests(sample_batch())) == SAMPLE_DIGEST
+    columns = {name: digests(column) for name, column in sample_batch().items()}
+    assert (
+        digest([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]) == SAMPLE_DIGEST
+    )
 
 
 def test_digests_are_those_of_another_process() -> None:

@@ -21,7 +21,9 @@ require_frameworks()
 
 import agentlightning  # noqa: E402
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 from agentlightning.verl import trainer as trainer_module  # noqa: E402
+from agentlightning.verl.dataset import LoadedDataset  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
 from agl_async_ckpt import activation, capture  # noqa: E402
@@ -242,6 +244,34 @@ def test_pull_begins_with_the_buffer() -> None:
     assert pull(trainer) == [0, 1, 2], agl("_train_dataloader_buf = None means no tail", "capture/trainer.py")
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [np.array([6, 7]), np.array([8.5])],
+        [np.array([True]), np.array([8])],
+        [np.array(["2024-01-01"], dtype="M8[D]"), np.array([None], dtype=object)],
+        [torch.tensor([1]), torch.tensor([2.5])],
+        [torch.tensor([1], dtype=torch.int32), torch.tensor([2])],
+        [[1], ["a", None]],
+        [[1], np.array([2, 3])],
+    ],
+    ids=lambda columns: " and ".join(str(getattr(column, "dtype", "list")) for column in columns),
+)
+def test_pull_joins_columns_as_ours_do(columns: list[Any]) -> None:
+    """By the kind of the first, with the types of numbers that numpy and torch find for both."""
+    trainer = pulling_trainer([])
+    trainer.train_dataloader = [{"x": column} for column in columns]
+    pulled = trainer._next_train_batch_dict_with_size(sum(map(len, columns)))["x"]
+    ours = capture.joined_column(columns)
+    assert type(pulled) is type(ours), agl("a pull joins by the kind of the first column", "capture/trainer.py")
+    assert getattr(pulled, "dtype", None) == getattr(ours, "dtype", None), agl(
+        "a pull joins with torch.cat and numpy.concatenate", "capture/trainer.py"
+    )
+    assert list(pulled) == list(ours)
+    with pytest.raises(TypeError):
+        capture.joined_column([torch.ones(1), np.ones(1)])
+
+
 def test_pull_counts_an_epoch_at_the_end_of_the_loader() -> None:
     """And opens a new iterator; one that is set already is used as it is."""
     trainer = pulling_trainer([[0, 1], [2, 3]], size=4)
@@ -254,3 +284,29 @@ def test_pull_of_nothing_raises() -> None:
     """Why restored groups are admitted up to A - 1 only."""
     with pytest.raises(ValueError, match="must be > 0"):
         pull(pulling_trainer([[0, 1, 2]], carried=3, size=3))
+
+
+# --- data sets ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "infos", [[{"index": 5}, {"index": 0}, {"index": 7}], [{"other": 1}] * 3], ids=["index", "none"]
+)
+def test_index_of_a_row_is_that_of_its_extra_info(infos: list[Any]) -> None:
+    """So that it can be told from where rows are stored, without the data set's own code."""
+    dataset = LoadedDataset([{"q": "?", "extra_info": info} for info in infos])
+    positions = range(len(infos))
+    assert capture.index_values(dataset, positions) == [dataset[position]["index"] for position in positions], agl(
+        "LoadedDataset takes index from extra_info, or 0", "capture/dataset.py"
+    )
+
+
+def test_index_of_a_data_set_of_ones_own_is_not_asked_for() -> None:
+    """Its code may draw from the trainer's generators."""
+
+    class Own(LoadedDataset):
+        def __getitem__(self, item: int) -> Any:
+            raise AssertionError("a row was read")
+
+    assert capture.index_values(Own([{"extra_info": {"index": 0}}]), [0]) is None
+    assert capture.index_values(range(3), [0]) is None

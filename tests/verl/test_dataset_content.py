@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import random
+import re
+import tracemalloc
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,10 @@ def digest_of(rows: list[dict[str, Any]]) -> str:
     return digest
 
 
+FIRST_OF_100_000 = [0, 99999, 35453, 2622, 85661, 85436, 42348, 99239]
+FIRST_OF_5 = [0, 4, 2, 1, 3]
+
+
 class InMemory(torch.utils.data.Dataset[Any]):
     """A data set of one's own."""
 
@@ -73,6 +80,13 @@ class Augmented(InMemory):
         return {**self.rows[index], "noise": random.random()}
 
 
+@dataclass
+class Row:
+    """A row without columns."""
+
+    number: int
+
+
 class Own(InMemory):
     """With a generator of its own."""
 
@@ -84,15 +98,22 @@ class Own(InMemory):
         return {**self.rows[index], "noise": self.generator.random()}
 
 
+class NoisyFrame(LoadedDataset):
+    """agent-lightning's, with augmentation."""
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        return {**super().__getitem__(item), "noise": [random.random(), np.random.random(), torch.rand(())]}
+
+
 # --- what is found ------------------------------------------------------------------------------------------------
 
 
 def test_digest_says_how_many_rows_it_covers() -> None:
-    """All of a small data set; the columns are those that the loader gets."""
+    """All of a small data set; the columns are those that are stored."""
     found = read_content(LoadedDataset(ROWS))
     assert found.digest is not None
     assert found.digest.endswith(" (all 9 rows)")
-    assert found.columns == sorted([*ROWS[0], "index", "fake_ids"])
+    assert found.columns == sorted(ROWS[0])
     assert found.problem == ""
 
 
@@ -150,18 +171,57 @@ def test_order_of_rows_counts() -> None:
     assert digest_of(ROWS[::-1]) != digest_of(ROWS)
 
 
-def test_large_data_set_is_sampled_evenly_with_both_ends() -> None:
-    """As many rows of any large data set, the same in every life."""
-    assert sample(5) == [0, 1, 2, 3, 4]
-    chosen = sample(100_000)
-    assert len(chosen) == len(set(chosen)) == MAX_ROWS
-    assert (chosen[0], chosen[-1]) == (0, 99_999)
-    gaps = {after - before for before, after in itertools.pairwise(chosen)}
-    assert gaps <= {48, 49}
-    rows = [{"a": row} for row in range(3 * MAX_ROWS)]
-    found = read_content(LoadedDataset(rows)).digest
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 5, MAX_ROWS, MAX_ROWS + 1, 100_000])
+def test_sample_begins_with_both_ends(num_rows: int) -> None:
+    """All rows of a small data set, as many of any large one, none twice."""
+    chosen = sample(num_rows)
+    assert len(chosen) == len(set(chosen)) == min(num_rows, MAX_ROWS)
+    assert set(chosen) <= set(range(num_rows))
+    assert set(chosen[:2]) == {*range(num_rows)[:1], *range(num_rows)[-1:]}
+
+
+def test_sample_is_the_same_in_every_life() -> None:
+    """A constant: it depends on no generator and on no version."""
+    assert sample(100_000)[:8] == FIRST_OF_100_000
+    assert sample(5) == FIRST_OF_5
+
+
+@pytest.mark.parametrize("period", [2, 3, 7, 16, 48, 100])
+@pytest.mark.parametrize("num_rows", [4096, 6141, 100_000])
+def test_sample_meets_every_part_of_a_data_set_that_repeats(num_rows: int, period: int) -> None:
+    """Lists that alternate are all seen, about as often."""
+    counts = Counter(row % period for row in sample(num_rows))
+    share = MAX_ROWS / period
+    assert len(counts) == period
+    assert all(share / 3 < count < 3 * share for count in counts.values())
+
+
+def test_rows_that_were_sampled_are_counted() -> None:
+    """What a digest covers stands beside it."""
+    found = read_content(LoadedDataset([{"a": row} for row in range(3 * MAX_ROWS)])).digest
     assert found is not None
     assert found.endswith(f" ({MAX_ROWS} of {3 * MAX_ROWS} rows)")
+
+
+@pytest.mark.parametrize("kind", [str, bytes])
+def test_large_rows_are_read_in_part_and_few_at_a_time(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    """A start takes no gigabytes: as many rows as fit into the bound, and a few of them in memory."""
+    monkeypatch.setattr(dataset_content, "MAX_BYTES", 8 * 2**20)
+    size = 2**18
+    values = [kind(chr(97 + row % 26) * size, *(["ascii"] if kind is bytes else [])) for row in range(100)]
+    stored = LoadedDataset([{"a": value} for value in values])
+    tracemalloc.start()
+    found = read_content(stored).digest
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found is not None
+    num_read = int(re.fullmatch(r"[0-9a-f]{16} \((\d+) of 100 rows\)", found)[1])
+    assert 32 <= num_read <= 48
+    assert peak < 16 * 2**20
+    wide = datasets.Dataset.from_dict({"a": values}).cast_column(
+        "a", datasets.Value("large_string" if kind is str else "large_binary")
+    )
+    assert read_content(wide).digest == found, "the number of rows depends on what is stored, not on how"
 
 
 def test_images_are_compared_as_they_are_stored(tmp_path: Path) -> None:
@@ -194,7 +254,7 @@ def test_verls_own_data_set_is_compared_by_its_rows(tmp_path: Path) -> None:
         read_content(cls(str(tmp_path / "a.parquet"), tokenizer=None, config=config)) for cls in (RLHFDataset, Noisy)
     )
     assert plain.digest == noisy.digest == digest_of(ROWS)
-    assert "noise" in noisy.columns
+    assert noisy.columns == sorted(ROWS[0])
 
 
 # --- data sets of one's own ---------------------------------------------------------------------------------------
@@ -234,9 +294,26 @@ def test_data_set_that_fails_in_a_worker_is_not_compared() -> None:
             return self.rows[index]
 
     found = read_content(OnlyHere(ROWS))
-    assert found.digest is None
-    assert found.columns == sorted(ROWS[0])
-    assert "no connection in a worker" in found.problem
+    assert found == DatasetContent(None, None, "OSError: no connection in a worker")
+
+
+@pytest.mark.parametrize("rows", [[1, 2, 3], [Row(1), Row(2)]], ids=["numbers", "dataclasses"])
+def test_rows_without_columns_are_compared_by_their_content(rows: list[Any]) -> None:
+    """A collate function makes the columns of them."""
+    found = read_content(InMemory(rows))
+    assert found.columns is None
+    assert found.digest is not None
+    assert found.digest != read_content(InMemory(rows[::-1])).digest
+
+
+class Countdown(InMemory):
+    """Draws, and then raises."""
+
+    def __getitem__(self, index: int) -> Any:
+        random.random()
+        np.random.random()
+        torch.rand(())
+        raise ValueError("not yet")
 
 
 def test_data_set_that_takes_too_long_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +325,9 @@ def test_data_set_that_takes_too_long_is_not_compared(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "dataset", [LoadedDataset(ROWS), InMemory(ROWS), Augmented(ROWS), Own(ROWS), ROWS], ids=lambda d: type(d).__name__
+    "dataset",
+    [LoadedDataset(ROWS), InMemory(ROWS), Augmented(ROWS), Own(ROWS), Countdown(ROWS), ROWS, NoisyFrame(ROWS)],
+    ids=lambda dataset: type(dataset).__name__,
 )
 def test_looking_draws_from_no_generator(dataset: Any) -> None:
     """Neither the global ones of the driver nor one that the data set has."""

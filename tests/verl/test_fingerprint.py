@@ -103,7 +103,7 @@ def test_rows_that_cannot_be_compared_are_left_out_and_said_once(caplog: pytest.
     assert "dataset content" not in taken.must_match
     assert taken.must_match["dataset columns"] == ["a", "b"]
     assert [record.message for record in caplog.records] == [
-        "A resume will not notice if rows of the data set have changed, only its length and columns: "
+        "A resume will not notice if rows of the data set have changed: "
         "the content of a builtins.object cannot be told."
     ]
 

@@ -14,7 +14,9 @@ from tests.rig import require_frameworks
 require_frameworks()
 
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 
+from agl_async_ckpt import capture  # noqa: E402
 from agl_async_ckpt.checkpoint.first_pull import FirstPull  # noqa: E402
 from agl_async_ckpt.exceptions import StateMismatchError  # noqa: E402
 from tests.rig.life import extended_trainer, run_life, stock_trainer  # noqa: E402
@@ -54,6 +56,47 @@ def test_other_rows_at_the_head_are_refused(pulled: dict[str, Any], left: dict[s
     text = str(caught.value)
     assert f"the rows buffered in ckpt/global_step_1: row {row} of 2 differs in 'index'." in text
     assert "Nothing was enqueued." in text
+
+
+@pytest.mark.parametrize(
+    ("saved", "new"),
+    [
+        (np.array([6, 7]), np.array([8.5])),
+        (np.array([True, False]), np.array([8])),
+        (np.array([6, 7], dtype="i4"), np.array([8], dtype="i8")),
+        (np.array(["a", "b"]), np.array(["long"])),
+        (np.array([6, 7]), np.array(["long"])),
+        (np.array([2**60 + 1, 2]), np.array([0.5])),
+        (np.array(["2024-01-01", "NaT"], dtype="M8[D]"), np.array(["2024-01-01"], dtype="M8[s]")),
+        (np.array(["2024-01-01", "NaT"], dtype="M8[D]"), np.array([None], dtype=object)),
+        (torch.tensor([0.1, float("nan")]), torch.tensor([0.2], dtype=torch.float64)),
+        (torch.tensor([[6], [7]], dtype=torch.int32), torch.tensor([[8]])),
+    ],
+    ids=lambda column: str(column.dtype),
+)
+def test_numbers_that_the_pull_has_converted_are_the_saved_ones(saved: Any, new: Any) -> None:
+    """A collate function chooses a type for each batch, and joining batches one for all of them."""
+    pulled = {"x": capture.joined_column([saved, new])}
+    assert pulled["x"].dtype != saved.dtype
+    FirstPull({"x": saved}, Path("x")).check(pulled, None)
+    changed = {"x": capture.joined_column([saved[[1, 0]], new])}
+    with pytest.raises(StateMismatchError, match="row 0 of 2 differs in 'x'"):
+        FirstPull({"x": saved}, Path("x")).check(changed, None)
+
+
+def test_change_in_place_is_noticed_behind_a_conversion() -> None:
+    """The saved numbers are compared with what they were."""
+    saved = np.array([6, 7])
+    first_pull = FirstPull({"x": saved}, Path("x"))
+    saved[1] = 9
+    with pytest.raises(StateMismatchError, match=r"row [01] of 2 differs in 'x'"):
+        first_pull.check({"x": np.concatenate([saved, [0.5]])}, None)
+
+
+def test_numbers_of_a_narrower_type_are_not_the_saved_ones() -> None:
+    """Joining never narrows."""
+    with pytest.raises(StateMismatchError, match="row 0 of 2 differs in 'x'"):
+        FirstPull({"x": np.array([6.0, 7.0])}, Path("x")).check({"x": np.array([6, 7, 8])}, None)
 
 
 def test_rows_changed_in_place_are_noticed() -> None:

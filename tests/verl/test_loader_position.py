@@ -340,5 +340,9 @@ def test_joined_rows_keep_their_types() -> None:
 def test_rows_that_cannot_be_joined_are_an_error_by_column() -> None:
     """A collate function that has changed since the save."""
     with pytest.raises(StateMismatchError) as caught:
-        joined({"a": [1], "b": [1]}, {"a": np.array([2]), "b": [2]})
-    assert "  a in the checkpoint: list\n  a in this run:       ndarray\n" in str(caught.value)
+        joined({"a": torch.ones(1), "b": [1]}, {"a": np.array([2]), "b": [2]})
+    assert "  a in the checkpoint: Tensor\n  a in this run:       ndarray\n" in str(caught.value)
+    with pytest.raises(StateMismatchError, match="the columns differ"):
+        joined({"a": [1]}, {"a": [2], "b": [2]})
+    with pytest.raises(StateMismatchError, match="cannot be one batch"):
+        joined({"a": torch.ones(1, 2)}, {"a": torch.ones(1, 3)})

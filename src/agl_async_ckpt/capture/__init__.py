@@ -3,6 +3,7 @@
 Each access says why there is no public way. `tests/verl/test_contracts*.py` fail clearly when a version changes one.
 """
 
+from agl_async_ckpt.capture.dataset import index_values, stored_table
 from agl_async_ckpt.capture.loader import (
     TORCHDATA_STATES,
     is_exhausted,
@@ -16,9 +17,11 @@ from agl_async_ckpt.capture.loader import (
     restore_loader,
     rows_yielded,
     state_for_workers,
+    stateful_parts,
 )
 from agl_async_ckpt.capture.process import (
     WRITER_PACKAGES,
+    generators_kept,
     require_sole_writer,
     rng_state,
     set_rng_state,
@@ -46,6 +49,7 @@ from agl_async_ckpt.capture.trainer import (
     carry_over,
     enqueued_rollout,
     is_async,
+    joined_column,
     renew_enqueued,
     set_buffered_batch,
     set_carry_over,

@@ -218,3 +218,15 @@ def require_stateful_sampler(trainer: Any) -> None:
         f"The training sampler {name} has no state: after a resume it would continue in another order.\n"
         "Give it state_dict() and load_state_dict(), or set agentlightning.async_checkpoint.enabled=false."
     )
+
+
+def stateful_parts(trainer: Any) -> dict[str, Any]:
+    """The user's sampler and data set where they put a state of their own into that of the loader, by name.
+
+    They can be asked for it: the loader's `state_dict()` would open the iterator, and with it draw an order.
+    """
+    from torchdata.stateful_dataloader import Stateful
+
+    loader = trainer.train_dataloader
+    parts = {"sampler": loader.sampler, "data set": loader.dataset}
+    return {name: part for name, part in parts.items() if isinstance(part, Stateful)}

@@ -7,6 +7,8 @@ import importlib.metadata
 import inspect
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from agl_async_ckpt.exceptions import ActivationError
@@ -69,3 +71,13 @@ def set_rng_state(state: RngState) -> None:
     random.setstate(state.python)
     np.random.set_state(state.numpy)
     torch.set_rng_state(state.torch)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave the driver's global generators where they are, whatever the body draws and however it ends."""
+    state = rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(state)

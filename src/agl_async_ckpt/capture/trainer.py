@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agl_async_ckpt.state import Batch
@@ -30,6 +30,22 @@ def buffered_batch(trainer: Any) -> Batch | None:
 def set_buffered_batch(trainer: Any, batch: Batch | None) -> None:
     """Replace the buffered rows; `fit()` does not reset them, so a second `fit()` would begin with the old tail."""
     trainer._train_dataloader_buf = batch
+
+
+def joined_column(columns: Sequence[Any]) -> Any:
+    """Join columns of loader batches as a pull does, whose function for it is inside a method.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: Whatever the pull would raise.
+    """
+    import numpy as np
+    import torch
+
+    if isinstance(columns[0], torch.Tensor):
+        return torch.cat(list(columns), dim=0)
+    if isinstance(columns[0], np.ndarray):
+        return np.concatenate(list(columns), axis=0)
+    return [item for column in columns for item in column]
 
 
 def carry_over(trainer: Any) -> list[Any]:

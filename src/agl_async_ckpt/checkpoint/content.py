@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
@@ -21,8 +22,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-
-from agl_async_ckpt.state import Batch
 
 _AS_IS = frozenset({str, int, float, bool, NoneType})
 STORED_FILE = {"bytes", "path"}
@@ -54,14 +53,13 @@ def canonical(value: Any) -> bytes:
         raise NoDigestError("a value is nested too deeply") from None
 
 
-def row_digests(batch: Batch | None) -> list[dict[str, str]]:
-    """Return the digest of every value of a loader batch: (num_rows,), column -> digest.
+def digests(column: Iterable[Any]) -> list[str]:
+    """Return the digest of every value of a column of a loader batch.
 
     Raises:
         NoDigestError: A value of unknown content.
     """
-    columns = {name: [digest(value) for value in values] for name, values in (batch or {}).items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [digest(value) for value in column]
 
 
 def _text(plain: Any) -> str:
@@ -120,6 +118,16 @@ def _tensor(tensor: torch.Tensor) -> Any:
     return {"$tensor": [str(tensor.dtype), list(tensor.shape), _hashed(data)]}
 
 
+def _delta(value: dt.timedelta) -> list[int]:
+    parts = [value.days, value.seconds, value.microseconds]
+    pandas: Any = sys.modules.get("pandas")
+    return (
+        [*parts, cast("Any", value).nanoseconds]
+        if pandas is not None and isinstance(value, pandas.Timedelta)
+        else parts
+    )
+
+
 def _sorted(items: Iterable[Any]) -> list[str]:
     return sorted(_text(_plain(item)) for item in items)
 
@@ -135,10 +143,10 @@ _CONVERTERS: dict[type | tuple[type, ...], Callable[[Any], Any]] = {
     np.generic: lambda value: {"$scalar": _array(np.asarray(value))},
     int: int.__int__,
     float: float.__float__,
-    (list, tuple, range): lambda value: [_plain(item) for item in value],
+    (list, tuple, range, deque): lambda value: [_plain(item) for item in value],
     (set, frozenset): lambda value: {"$set": _sorted(value)},
     (dt.date, dt.time): lambda value: {"$time": value.isoformat()},
-    dt.timedelta: lambda value: {"$delta": [value.days, value.seconds, value.microseconds]},
+    dt.timedelta: lambda value: {"$delta": _delta(value)},
     (Decimal, complex, uuid.UUID): lambda value: {"$text": str(value)},
     PurePath: lambda value: {"$text": value.as_posix()},
 }

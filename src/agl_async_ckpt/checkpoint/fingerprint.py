@@ -46,12 +46,11 @@ def take_fingerprint(trainer: Any) -> Fingerprint:
         "sampler class": f"{sampler.__module__}.{sampler.__qualname__}",
         "drop_last": bool(loader.drop_last),
     }
+    if content.columns is None:
+        del must_match[COLUMNS]
     if content.digest is None:
         del must_match[CONTENT]
-        log.info(
-            "A resume will not notice if rows of the data set have changed, only its length and columns: %s.",
-            content.problem,
-        )
+        log.info("A resume will not notice if rows of the data set have changed: %s.", content.problem)
     return Fingerprint(
         must_match=must_match,
         recorded={

@@ -13,7 +13,7 @@ from typing import Any
 
 from agl_async_ckpt import capture
 from agl_async_ckpt.checkpoint.fingerprint import LOADER_BATCH, NUM_WORKERS, Difference
-from agl_async_ckpt.exceptions import StateMismatchError, aligned
+from agl_async_ckpt.exceptions import StateMismatchError, describe
 from agl_async_ckpt.state import Batch, Fingerprint, InputState, num_rows
 
 log = logging.getLogger(__name__)
@@ -125,32 +125,26 @@ def joined(first: Batch | None, second: Batch) -> Batch:
     """Return one batch with the rows of both, as the trainer joins what it has pulled.
 
     Raises:
-        StateMismatchError: A column is missing on one side, or of another type.
+        StateMismatchError: A column is missing on one side, or its two parts cannot be joined.
     """
-    import numpy as np
-    import torch
-
     if not num_rows(first):
         return second
     assert first is not None
-    kinds = [{name: type(column).__name__ for name, column in batch.items()} for batch in (first, second)]
-    if kinds[0] != kinds[1]:
+    try:
+        if first.keys() != second.keys():
+            raise TypeError("the columns differ")
+        return {name: capture.joined_column([column, second[name]]) for name, column in first.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
+        kinds = [{name: type(column).__name__ for name, column in batch.items()} for batch in (first, second)]
         names = sorted(name for name in {*kinds[0], *kinds[1]} if kinds[0].get(name) != kinds[1].get(name))
         rows = [(f"{name} {where}", side.get(name)) for name in names for where, side in _sides(kinds)]
         raise StateMismatchError(
-            f"The saved rows and the rows of this run's loader cannot be one batch.\n{aligned(rows)}\n"
-            "Resume with the data set and the collate function of the saved run."
-        )
-    batch: dict[str, Any] = {}
-    for name, column in first.items():
-        columns = [column, second[name]]
-        if isinstance(column, torch.Tensor):
-            batch[name] = torch.cat(columns)
-        elif isinstance(column, np.ndarray):
-            batch[name] = np.concatenate(columns)
-        else:
-            batch[name] = [*column, *second[name]]
-    return batch
+            describe(
+                f"The saved rows and the rows of this run's loader cannot be one batch: {error}.",
+                rows,
+                "Resume with the data set and the collate function of the saved run.",
+            )
+        ) from error
 
 
 def _sides(kinds: list[dict[str, str]]) -> list[tuple[str, dict[str, str]]]:

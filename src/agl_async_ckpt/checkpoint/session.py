@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from agl_async_ckpt._version import __version__
 from agl_async_ckpt.checkpoint.fingerprint import take_fingerprint
 from agl_async_ckpt.checkpoint.first_pull import FirstPull
 from agl_async_ckpt.checkpoint.report import ResumeReport
-from agl_async_ckpt.codec.values import check_batch_encodable
+from agl_async_ckpt.codec.values import check_batch_encodable, check_encodable
 from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config
-from agl_async_ckpt.exceptions import StateWriteError
+from agl_async_ckpt.exceptions import StateWriteError, UnencodableValueError
 from agl_async_ckpt.in_flight import agl_server
 from agl_async_ckpt.in_flight.carry_over import InFlight
 from agl_async_ckpt.in_flight.leaving import leavable_manager
@@ -37,6 +37,17 @@ METRICS_PREFIX = "training/async_ckpt"
 LATER_DRAIN_WAIT_S = 5.0
 
 
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Say of a value that cannot be carried where it was met, and how the trainer alone would train it."""
+    try:
+        yield
+    except UnencodableValueError as error:
+        raise UnencodableValueError(
+            f"No checkpoint can hold what {what}: {error}\nOr train without exact checkpoints: {SECTION}.enabled=false."
+        ) from None
+
+
 class Session:
     """State of the extension for one trainer object.
 
@@ -53,6 +64,9 @@ class Session:
         first_pull: Checks the first pull after a resume, then None.
         ledger: Of this life's inputs; None if it is off, or training is not asynchronous.
     """
+
+    _has_own_states = False
+    """The loader's state holds some of a sampler or a data set of the user's."""
 
     _left_alone = False
     """A drain has gone on with requests that hang."""
@@ -73,7 +87,9 @@ class Session:
             capture.require_known_versions(trainer, self.config.untested_versions)
             capture.require_sole_writer(trainer, FILE_NAME)
             capture.require_stateful_sampler(trainer)
-            self.fingerprint = take_fingerprint(trainer)
+            with capture.generators_kept():
+                self._has_own_states = self._check_own_states(trainer)
+                self.fingerprint = take_fingerprint(trainer)
         self._lock: OutputLock | None = None
         self.ledger: Recorder | None = None
         self._announce(trainer)
@@ -94,7 +110,6 @@ class Session:
         self._settled = False
         self._num_stale_requests = 0
         self._left_alone = False
-        self._checked_batch = False
         self.saved_steps: list[int] = []
         self._step_metrics: dict[str, Any] = {}
         self._save_metrics: dict[str, float] = {}
@@ -229,17 +244,36 @@ class Session:
         capture.set_carry_over(trainer, in_flight.admit(capture.carry_over(trainer), room=room))
 
     def after_pull(self, trainer: Any, batch: Any) -> None:
-        """Note what was pulled; refuse a first batch that is not the saved one, or that no checkpoint could carry."""
+        """Note what was pulled; refuse rows that are not the saved ones, or that the next save could not carry.
+
+        Raises:
+            StateMismatchError: The first pull of a resume does not begin with the rows that were buffered.
+            UnencodableValueError: A value that stays buffered, or one of the loader's state. What is in flight was
+                posted as JSON and can always be carried.
+        """
         if self.first_pull is not None:
             self.first_pull.check(batch, capture.buffered_batch(trainer))
             self.first_pull = None
         if self.ledger is not None:
             self.ledger.pulled(trainer, batch)
-        if self._checked_batch or not self.active:
+        if not self.active:
             return
-        check_batch_encodable(batch)
-        check_batch_encodable(capture.buffered_batch(trainer) or {})
-        self._checked_batch = True
+        with _refusing(f"step {trainer.global_steps} leaves buffered"):
+            check_batch_encodable(capture.buffered_batch(trainer) or {})
+        if self._has_own_states:
+            with _refusing("the loader has"):
+                check_encodable(capture.loader_state(trainer), "its state")
+
+    def _check_own_states(self, trainer: Any) -> bool:
+        """Refuse a state of a user's sampler or data set that no checkpoint could hold; return if there is any."""
+        parts = capture.stateful_parts(trainer)
+        for name, part in parts.items():
+            state = None
+            with suppress(Exception):  # it may have none before its first pass; each pull looks again
+                state = part.state_dict()
+            with _refusing(f"the {name} has"):
+                check_encodable(state, "its state")
+        return bool(parts)
 
     # --- the server -------------------------------------------------------------------------------------------------
 

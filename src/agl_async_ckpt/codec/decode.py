@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import pathlib
+import uuid
 import zoneinfo
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, cast
@@ -28,6 +30,17 @@ Plain = Any
 """A tensor, str, int, float, bool, None, bytes, list or dict of these; a dict with the key `TAG` is an encoding."""
 
 TAG = "$type"
+
+FACTORIES: dict[str, type] = {
+    factory.__name__: factory
+    for factory in (list, dict, set, frozenset, tuple, int, float, bool, str, bytes, Counter, OrderedDict, deque)
+}
+"""What a `defaultdict` may be made with: a file names no code."""
+
+PATHS: dict[str, type[pathlib.PurePath]] = {
+    path.__name__: path for path in (type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath)
+}
+"""The kinds of paths that this system knows."""
 
 
 def decode_value(plain: Plain, shared: Mapping[str, Plain] | None = None) -> Any:
@@ -99,6 +112,27 @@ def _scalar(plain: dict[str, Plain]) -> Any:
     return np.frombuffer(unpack_bytes(plain["data"]), dtype=unpack_dtype(plain["dtype"])).copy()[0]
 
 
+def _defaultdict(plain: dict[str, Plain], shared: Mapping[str, Plain] | None) -> defaultdict[Any, Any]:
+    name = plain["factory"]
+    return defaultdict(None if name is None else FACTORIES[name], decode_value(plain["items"], shared))
+
+
+def _pandas_time(plain: dict[str, Plain]) -> Any:
+    try:
+        import pandas  # pyright: ignore[reportMissingTypeStubs]
+    except ImportError as error:
+        raise ValueError(f"a {plain[TAG]} needs pandas") from error
+    if plain[TAG] == "pandas.NaT":
+        return pandas.NaT
+    value, unit = int(plain["value"]), str(plain["unit"])
+    if unit not in ("s", "ms", "us", "ns"):
+        raise ValueError(f"not a unit of a time: {unit!r}")
+    if plain[TAG] == "pandas.Timedelta":
+        return pandas.Timedelta(np.timedelta64(value, unit))
+    time, zone = pandas.Timestamp(np.datetime64(value, unit)), _unzone(plain["zone"])
+    return time.replace(fold=plain["fold"]) if zone is None else time.tz_localize("UTC").tz_convert(zone)
+
+
 def _from_shared(plain: dict[str, Plain], shared: Mapping[str, Plain] | None) -> Any:
     # Decoded afresh for each reference: siblings must not share a dict that a hook may change in place.
     return decode_value((shared or {})[plain["digest"]], _REFERENCED)
@@ -117,6 +151,10 @@ _DECODERS: dict[str, Callable[[dict[str, Plain], Mapping[str, Plain] | None], An
     "frozenset": lambda plain, shared: frozenset(decode_value(plain["items"], shared)),
     "dict": lambda plain, shared: dict(decode_value(plain["items"], shared)),
     "OrderedDict": lambda plain, shared: OrderedDict(decode_value(plain["items"], shared)),
+    "Counter": lambda plain, shared: Counter(dict(decode_value(plain["items"], shared))),
+    "defaultdict": _defaultdict,
+    "deque": lambda plain, shared: deque(decode_value(plain["items"], shared), plain["maxlen"]),
+    "range": lambda plain, _: range(*plain["parts"]),
     "complex": lambda plain, _: complex(*plain["parts"]),
     "Decimal": lambda plain, _: Decimal(plain["text"]),
     "datetime": lambda plain, _: dt.datetime(
@@ -125,6 +163,11 @@ _DECODERS: dict[str, Callable[[dict[str, Plain], Mapping[str, Plain] | None], An
     "date": lambda plain, _: dt.date(*plain["parts"]),
     "time": lambda plain, _: dt.time(*plain["parts"][:4], tzinfo=_unzone(plain["zone"]), fold=plain["parts"][4]),
     "timedelta": lambda plain, _: dt.timedelta(*plain["parts"]),
+    "UUID": lambda plain, _: uuid.UUID(plain["hex"], is_safe=uuid.SafeUUID(plain["is_safe"])),
+    "path": lambda plain, _: PATHS[plain["kind"]](plain["text"]),
+    "pandas.Timestamp": lambda plain, _: _pandas_time(plain),
+    "pandas.Timedelta": lambda plain, _: _pandas_time(plain),
+    "pandas.NaT": lambda plain, _: _pandas_time(plain),
     "numbers": lambda plain, _: unpack_numbers(plain),
     "array": lambda plain, shared: unpack_array(plain, copy=shared is _REFERENCED),
     "object_array": _object_array,

@@ -18,6 +18,7 @@ from agl_async_ckpt.codec.arrays import Lender
 from agl_async_ckpt.codec.events import PackedEvents, decode_events
 from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree
 from agl_async_ckpt.codec.values import TAG, Plain, decode_value, encode_value
+from agl_async_ckpt.exceptions import UnencodableValueError
 from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup
 
 # A field that is named like the tag, too: no dict of the tree may look like one that stands for a blob.
@@ -85,9 +86,16 @@ def _encode_group(group: PromptGroup, shared: _SharedValues, lender: Lender) -> 
     for rollout in group.rollouts:
         request, finished = rollout.request, rollout.finished
         where = f"in-flight rollout {rollout.enqueued.get('rollout_id')}"
+        try:
+            enqueued = _encode_fields(rollout.enqueued, shared, where)
+        except UnencodableValueError:
+            if request is None:
+                raise
+            # agent-lightning reads the input before it posts it, and not again: what was posted stands for it.
+            enqueued = _encode_fields({**rollout.enqueued, "input": request.get("input")}, shared, where)
         rollouts.append(
             {
-                "enqueued": _encode_fields(rollout.enqueued, shared, where),
+                "enqueued": enqueued,
                 "request": None if request is None else _encode_fields(request, shared, where),
                 "finished": None if finished is None else _encode_finished(finished, shared, where, lender),
             }

@@ -8,10 +8,13 @@ as a tuple, a numpy scalar as a float) would change what is trained. docs/format
 from __future__ import annotations
 
 import datetime as dt
+import sys
+import uuid
 import zoneinfo
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
+from pathlib import PurePath
 from types import NoneType
 from typing import Any, cast
 
@@ -27,15 +30,26 @@ from agl_async_ckpt.codec.arrays import (
     pack_numbers,
     pack_tensor,
 )
-from agl_async_ckpt.codec.decode import TAG, Plain, decode_value
+from agl_async_ckpt.codec.decode import FACTORIES, PATHS, TAG, Plain, decode_value
 from agl_async_ckpt.exceptions import UnencodableValueError
 
-__all__ = ["MAX_DEPTH", "TAG", "Plain", "check_batch_encodable", "decode_value", "encode_batch", "encode_value"]
+__all__ = [
+    "MAX_DEPTH",
+    "TAG",
+    "Plain",
+    "check_batch_encodable",
+    "check_encodable",
+    "decode_value",
+    "encode_batch",
+    "encode_value",
+]
 
 MAX_DEPTH = 100
 _PACK_NUMBERS_FROM = 32
 _MAX_TEXT = 2**30
 _AS_IS = frozenset({float, bool, NoneType})
+_NUMBERS = frozenset({int, *_AS_IS})
+_FACTORY_NAMES = {factory: name for name, factory in FACTORIES.items()}
 
 
 class _Refused(Exception):  # noqa: N818 - control flow, always turned into UnencodableValueError
@@ -58,7 +72,7 @@ class _Refused(Exception):  # noqa: N818 - control flow, always turned into Unen
         place = self.place if len(self.place) <= 200 else f"{self.place[:200]}..."
         return UnencodableValueError(
             f"{where}{', at ' + place if place else ''}: {self.kind} {self.reason}.\n"
-            "Keep plain values in the dataset: text, numbers, bytes, dates, lists, dicts, numpy arrays, tensors "
+            "Keep plain values there: text, numbers, bytes, dates, paths, lists, dicts, numpy arrays, tensors "
             "(an image as its encoded bytes or its path)."
         )
 
@@ -99,7 +113,16 @@ def check_batch_encodable(batch: Mapping[str, Any]) -> None:
     Raises:
         UnencodableValueError: Names column and row.
     """
-    _batch(_Encoder(copy=False), batch)
+    _batch(_CHECKING, batch)
+
+
+def check_encodable(value: Any, where: str) -> None:
+    """Raise what `encode_value` would, likewise.
+
+    Raises:
+        UnencodableValueError: `value` holds something that would not come back exactly.
+    """
+    _run(_CHECKING, value, where)
 
 
 def _run(encoder: _Encoder, value: Any, where: str) -> Plain:
@@ -150,12 +173,18 @@ class _Encoder:
             set: lambda value, depth: {TAG: "set", "items": self._list(list(value), depth)},
             frozenset: lambda value, depth: {TAG: "frozenset", "items": self._list(list(value), depth)},
             OrderedDict: lambda value, depth: {TAG: "OrderedDict", "items": self._pairs(value, depth)},
+            Counter: lambda value, depth: {TAG: "Counter", "items": self._pairs(value, depth)},
+            defaultdict: self._defaultdict,
+            deque: lambda value, depth: {TAG: "deque", "items": self._list(list(value), depth), "maxlen": value.maxlen},
+            range: lambda value, _: {TAG: "range", "parts": [value.start, value.stop, value.step]},
             complex: lambda value, _: {TAG: "complex", "parts": [value.real, value.imag]},
             Decimal: lambda value, _: {TAG: "Decimal", "text": str(value)},
             dt.datetime: lambda value, _: {TAG: "datetime", "parts": [*_date(value), *_time(value)], **_zone(value)},
             dt.date: lambda value, _: {TAG: "date", "parts": _date(value)},
             dt.time: lambda value, _: {TAG: "time", "parts": _time(value), **_zone(value)},
             dt.timedelta: lambda value, _: {TAG: "timedelta", "parts": _delta(value)},
+            uuid.UUID: lambda value, _: {TAG: "UUID", "hex": value.hex, "is_safe": value.is_safe.value},
+            **dict.fromkeys(PATHS.values(), _path),
             np.ndarray: self._array,
             np.str_: lambda value, depth: {TAG: "numpy.str_", "text": self._text(str.__str__(value), depth)},
             np.bytes_: lambda value, _: self._blob("numpy.bytes_", bytes(value)),
@@ -173,6 +202,9 @@ class _Encoder:
             return encoder(value, depth)
         if isinstance(value, np.generic):
             return self._scalar(value)
+        pandas = sys.modules.get("pandas")  # whoever hands out its values has imported it
+        if pandas is not None and kind in (pandas.Timestamp, pandas.Timedelta, type(pandas.NaT)):
+            return _pandas_time(value, pandas)
         raise _Refused(value, "cannot be saved exactly")
 
     def _blob(self, tag: str, value: bytes | bytearray) -> Plain:
@@ -188,6 +220,8 @@ class _Encoder:
         return value if -(2**63) <= value < 2**63 else {TAG: "int", "hex": hex(value)}
 
     def _list(self, items: list[Any] | tuple[Any, ...], depth: int) -> Plain:
+        if not self._copy and _NUMBERS.issuperset(map(type, items)):
+            return None
         if len(items) >= _PACK_NUMBERS_FROM:
             packed = pack_numbers(items)
             if packed is not None:
@@ -220,6 +254,13 @@ class _Encoder:
                 raise refused.inside(f"[{key!r}]") from None
         return encoded
 
+    def _defaultdict(self, value: defaultdict[Any, Any], depth: int) -> Plain:
+        factory: Any = value.default_factory
+        if factory is not None and (not isinstance(factory, type) or factory not in _FACTORY_NAMES):
+            raise _Refused(value, f"with the factory {factory!r} cannot be saved exactly")
+        name = None if factory is None else _FACTORY_NAMES[factory]
+        return {TAG: "defaultdict", "factory": name, "items": self._pairs(value, depth)}
+
     def _array(self, array: Array, depth: int) -> Plain:
         if array.dtype == object:
             order = "F" if array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous else "C"
@@ -246,7 +287,18 @@ class _Encoder:
         return packed if isinstance(packed, torch.Tensor) else {TAG: "tensor", **packed}
 
 
-_COPYING = _Encoder(copy=True)
+def _pandas_time(value: Any, pandas: Any) -> Plain:
+    """Encode a time of pandas, whose nanoseconds `datetime` does not have."""
+    if value is pandas.NaT:
+        return {TAG: "pandas.NaT"}
+    parts = {"value": int(value.asm8.astype("i8")), "unit": value.unit}
+    if type(value) is pandas.Timedelta:
+        return {TAG: "pandas.Timedelta", **parts}
+    return {TAG: "pandas.Timestamp", **parts, "fold": value.fold, **_zone(value)}
+
+
+def _path(value: PurePath, _: int) -> Plain:
+    return {TAG: "path", "kind": type(value).__name__, "text": str(value)}
 
 
 def _date(value: dt.date) -> list[int]:
@@ -271,3 +323,7 @@ def _zone(value: dt.datetime | dt.time) -> dict[str, Plain]:
     if type(zone) is zoneinfo.ZoneInfo and getattr(zone, "key", None):
         return {"zone": zone.key}
     raise _Refused(zone, "is no time zone that can be saved exactly")
+
+
+_COPYING = _Encoder(copy=True)
+_CHECKING = _Encoder(copy=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from agl_async_ckpt import capture
 from agl_async_ckpt.ledger.entry import InputName
 
 NUM_DIGITS = 16
@@ -126,17 +127,16 @@ def _values(column: Any) -> Any:
 def knows_positions(dataset: Any) -> bool:
     """Whether the index column of a dataset holds the positions of its rows, as four of them show.
 
-    agent-lightning's dataset fills it with 0 where a row tells no index, and a filtered one keeps the old numbers.
+    agent-lightning's dataset fills it with 0 where a row tells no index, and a filtered one keeps the old numbers. What
+    a dataset of one's own has there is not asked: its code may draw from the trainer's generators.
     """
     num_rows = len(dataset)
     if num_rows < 2:
         return False
-    for position in sorted({0, 1, num_rows // 2, num_rows - 1}):
-        row = dataset[position]
-        index = row.get(INDEX_COLUMN) if isinstance(row, Mapping) else None
-        if isinstance(index, bool) or not isinstance(index, int | np.integer) or int(index) != position:
-            return False
-    return True
+    positions = sorted({0, 1, num_rows // 2, num_rows - 1})
+    found = capture.index_values(dataset, positions) or []
+    is_number = [isinstance(index, int | np.integer) and not isinstance(index, bool) for index in found]
+    return all(is_number) and found == positions
 
 
 def _named(digest: str, position: Any) -> InputName:
