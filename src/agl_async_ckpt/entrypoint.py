@@ -92,7 +92,10 @@ def _around_init(signals: StopSignals, *, apart: bool) -> Iterator[None]:
     import ray
 
     if ray.is_initialized():  # its processes are there; a request may be left from an earlier training of this job
-        ray_store.remove_request()
+        try:
+            ray_store.remove_request()
+        except Exception as error:  # whatever Ray raises; one that is left stops the training, and is seen in its log
+            log.warning("A request to stop of an earlier training may be left in Ray's store (%s).", error)
         yield
         return
     init = ray.init

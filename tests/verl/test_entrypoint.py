@@ -227,3 +227,18 @@ def test_training_that_fails_at_a_signal_is_told_of_the_process_group(
     with pytest.raises(RuntimeError, match="the actor died"):
         entrypoint.run_ppo(config, [1], [1])
     assert ("agentlightning.async_checkpoint.shield_ray=true keeps them out of it" in caplog.text) == told
+
+
+def test_store_that_cannot_be_cleared_ends_no_training(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Ray that was there may hold a request of an earlier training; one line says that it could not be looked at."""
+
+    def broken() -> None:
+        raise RuntimeError("the store is gone")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("agl_async_ckpt.ray_store.remove_request", broken)
+    entrypoint.run_ppo(run_config("agentlightning.async_rollout.enabled=false"), [1], [1])
+    assert len(started) == 1
+    assert "may be left in Ray's store (the store is gone)" in caplog.text
