@@ -46,7 +46,7 @@ def run_ppo(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any
     """
     from agentlightning.verl import entrypoint as upstream
 
-    from agl_async_ckpt.config import SECTION, read_config
+    from agl_async_ckpt.config import read_config
 
     settings = read_config(config)
     if settings.enabled and config.agentlightning.async_rollout.enabled:
@@ -64,15 +64,6 @@ def run_ppo(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any
             raise _noted(StopRequested(str(stopped), stopped.step, saved=stopped.saved)) from None
         except StopRequested as late:
             raise _noted(late)  # noqa: B904 - the same error
-        except Exception:
-            if signals.request is not None and not settings.shield_ray:
-                log.warning(
-                    "%s was to stop the training, which has failed instead. If Ray's own processes got the signal too, "
-                    "because it was sent to the whole process group: %s.shield_ray=true keeps them out of it.",
-                    signals.request.by,
-                    SECTION,
-                )
-            raise
 
 
 def _noted(stop: StopRequested) -> StopRequested:

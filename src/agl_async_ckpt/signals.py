@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 SAME_SIGNAL_S = 1.0
 """A signal so soon after the first is the first: `timeout` and others send it to a process, and to its group."""
 RETRY_S = 1.0
+UNHEARD_S = 10.0
+"""When to say that a request has not reached Ray."""
 THREAD = "agl-async-ckpt-stop"
 _leaving = False
 """Whether a child that is forked now leaves the process group of its parent."""
@@ -74,6 +76,7 @@ class StopSignals:
         self._asked_at = 0.0
         self._expired = False
         self._asked = threading.Event()
+        self._passed_on = threading.Event()
         self._over = threading.Event()
         self._ending = threading.Lock()
         self._before: dict[signal.Signals, Any] = {}
@@ -93,6 +96,7 @@ class StopSignals:
         with self._ending:
             self._over.set()
         self._asked.set()
+        self._passed_on.set()
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._before = {}
@@ -162,7 +166,13 @@ class StopSignals:
         # In a thread of its own: a Ray that hangs must not use up more than the grace.
         threading.Thread(target=self._pass_on, args=(request,), name=f"{THREAD}-request", daemon=True).start()
         # A wait that is longer than Python can wait (292 years) is for ever.
-        self._over.wait(min(self._grace_s, threading.TIMEOUT_MAX - 1))
+        give_up_at = time.monotonic() + min(self._grace_s, threading.TIMEOUT_MAX - 1)
+        if not self._passed_on.wait(min(self._grace_s, UNHEARD_S)) and not self._over.is_set():
+            log.warning(
+                "The request has not reached Ray. If the signal was sent to the whole process group, Ray has got it too, "
+                "and shuts down: agentlightning.async_checkpoint.shield_ray=true has it start outside of the group."
+            )
+        self._over.wait(max(0.0, give_up_at - time.monotonic()))
         with self._ending:  # the handler must still be ours when the signal arrives
             if not self._over.is_set():
                 self._expired = True
@@ -173,6 +183,7 @@ class StopSignals:
         while not self._over.is_set():
             try:
                 self._publish(request)
+                self._passed_on.set()
                 return
             except Exception as error:  # whatever Ray raises while it starts, or comes back
                 if not told:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from typing import Any
@@ -205,28 +204,6 @@ def test_ray_starts_out_of_the_process_group_if_asked_for(monkeypatch: pytest.Mo
     entrypoint.run_ppo(run_config(f"agentlightning.async_checkpoint.shield_ray={str(shield).lower()}"), [1], [1])
     assert groups == [not shield, True]
     assert ray.init is start
-
-
-@pytest.mark.parametrize(
-    ("shield", "signalled", "told"), [(False, True, True), (True, True, False), (False, False, False)]
-)
-def test_training_that_fails_at_a_signal_is_told_of_the_process_group(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shield: bool, signalled: bool, told: bool
-) -> None:
-    """Ray may have got the signal, too; the error itself is Ray's, and stays."""
-    from agentlightning.verl import entrypoint as upstream
-
-    def fail(*args: Any) -> None:
-        if signalled:
-            signal.raise_signal(signal.SIGTERM)
-        raise RuntimeError("the actor died")
-
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr(upstream, "run_ppo", fail)
-    config = run_config(f"agentlightning.async_checkpoint.shield_ray={str(shield).lower()}")
-    with pytest.raises(RuntimeError, match="the actor died"):
-        entrypoint.run_ppo(config, [1], [1])
-    assert ("agentlightning.async_checkpoint.shield_ray=true keeps them out of it" in caplog.text) == told
 
 
 def test_store_that_cannot_be_cleared_ends_no_training(

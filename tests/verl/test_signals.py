@@ -183,11 +183,14 @@ def test_request_is_tried_again_until_it_gets_through(drivers: list[Driver]) -> 
 
 
 def test_grace_ends_though_ray_hangs(drivers: list[Driver]) -> None:
-    """While the request is being passed on: nobody has seen it, and the driver ends all the same."""
+    """While the request is being passed on: nobody has seen it. The log says so, and what to do; the driver ends."""
     driver = Driver(grace_s=0.2, refusals=-1)
     drivers.append(driver)
     driver.send(signal.SIGTERM)
-    assert driver.end()[0] == EXIT_STOPPED
+    code, error = driver.end()
+    assert code == EXIT_STOPPED
+    assert "The request has not reached Ray." in error
+    assert "shield_ray=true has it start outside of the group" in error
 
 
 IN_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
