@@ -52,7 +52,7 @@ class Screen:
         """What is going to happen."""
         if plan.preempt:
             kills = (
-                f"All processes of the trainer get a SIGTERM in step {plan.kill_after_step}; then it is started again."
+                f"The trainer's process group gets a SIGTERM in step {plan.kill_after_step}; then it is started again."
             )
         elif plan.kill_after_step is not None:
             kills = f"The trainer is killed after step {plan.kill_after_step} and resumes from its last checkpoint."

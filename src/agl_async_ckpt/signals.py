@@ -169,7 +169,7 @@ class StopSignals:
         give_up_at = time.monotonic() + min(self._grace_s, threading.TIMEOUT_MAX - 1)
         if not self._passed_on.wait(min(self._grace_s, UNHEARD_S)) and not self._over.is_set():
             log.warning(
-                "The request has not reached Ray. If the signal was sent to the whole process group, Ray has got it too, "
+                "The request has not reached Ray. If the signal was sent to the whole process group, Ray has got it "
                 "and shuts down: agentlightning.async_checkpoint.shield_ray=true has it start outside of the group."
             )
         self._over.wait(max(0.0, give_up_at - time.monotonic()))
