@@ -20,6 +20,7 @@ KEYS = [
     "complete",
     "problems",
     "selected",
+    "abandoned",
     "epoch",
     "exhausted",
     "buffered_inputs",

@@ -77,20 +77,20 @@ def _decide_latest(folder: Path) -> Decision:
     tracker = read_tracker(folder)
     selected = next((step for step in steps if step.selected), None)
     chosen = f"which {TRACKER_NAME} names"
-    if selected is not None and (selected.complete or not selected.has_state):
+    if selected is not None and not selected.abandoned and (selected.complete or not selected.has_state):
         return Decision(selected.path, chosen)
     if not steps:
         if tracker is None:
             return Decision(reason=f"there is no checkpoint in {folder}")
         doubt = f"{_doubt(folder, tracker, None)}, and there is no checkpoint beside it"
         return Decision(reason=doubt, warning=f"{doubt}: training from scratch.")
-    newest = next((step for step in reversed(steps) if step.complete), None)
-    if newest is None and _died_in_first_save(folder, steps, tracker):
-        fact = f"The first save of this run, {steps[0].path}, never finished"
+    branch = [step for step in steps if not step.abandoned]
+    newest = next((step for step in reversed(branch) if step.complete), None)
+    if newest is None and (fact := _nothing_to_lose(folder, steps, branch, tracker)) is not None:
         return Decision(reason=fact, warning=f"{fact}: training from scratch.")
     if newest is None:
         return Decision(error=StateMismatchError(_none_complete(folder, steps)))
-    if selected is not None and selected.trailer is None:
+    if selected is not None and not selected.abandoned and selected.trailer is None:
         return Decision(selected.path, chosen)
     return Decision(
         newest.path,
@@ -122,23 +122,49 @@ def position_text(step_dir: Path, reason: str, position: Position) -> str:
     )
 
 
+def abandoned_text(left_at: int) -> str:
+    """Say why a step is not of the training that goes on."""
+    how = f"went back to step {left_at}" if left_at else "began anew"
+    return f"which is of a branch that was left when the training {how}"
+
+
 def _names_nothing(tracker: int | TrackerProblem | None) -> bool:
     """Whether no step was ever named: VERL opens the tracker, which empties it, before it writes the number."""
     return tracker is None or (isinstance(tracker, TrackerProblem) and tracker.kind in ("empty", "nul"))
 
 
-def _died_in_first_save(folder: Path, steps: list[StepInfo], tracker: int | TrackerProblem | None) -> bool:
-    """Whether all there is is the run's very first save, which never returned: no checkpoint is lost with it.
+def _nothing_to_lose(
+    folder: Path, steps: list[StepInfo], branch: list[StepInfo], tracker: int | TrackerProblem | None
+) -> str | None:
+    """Say that this training has begun from scratch and has no save that returned; None if it has lost one.
 
     The seal is written last. A tracker that names the step without one is what a power cut can leave of VERL's unsynced
     files, or else a copy of a part of the folder, which another inode tells. Not for a fork, which began from a
-    checkpoint elsewhere.
+    checkpoint elsewhere, nor for a training that went back to a step of this folder.
     """
     run = read_run(folder)
-    if run is None or run.parent_run_id is not None or [step.step for step in steps] != [run.first_step]:
-        return False
+    if run is None:
+        return None
+    if run.branch:
+        branch = [step for step in branch if step.has_state or step.selected]
+        began_at = run.branch[-1][1]
+    else:
+        began_at = 0 if run.parent_run_id is None and [step.step for step in branch] == [run.first_step] else 1
+    if began_at > 0 or len(branch) > 1:
+        return None
+    unfinished = branch[0] if branch else None
+    if run.branch:
+        left = [step.path for step in steps if step.abandoned and step.complete]
+        beside = f" ({left[-1]} is of the one before; trainer.resume_from_path can name it)" if left else ""
+        fact = f"The training that {folder} belongs to now began from scratch, and no save of it has finished{beside}"
+    else:
+        fact = f"The first save of this run, {branch[0].path}, never finished"
+    if unfinished is None:
+        return fact
     in_place = run.folder_inode == folder.stat().st_ino
-    return not (steps[0].path / SEAL_NAME).exists() and (_names_nothing(tracker) or (steps[0].selected and in_place))
+    names_another = any(step.selected and step.abandoned for step in steps)
+    is_first = _names_nothing(tracker) or names_another or (unfinished.selected and in_place)
+    return fact if is_first and not (unfinished.path / SEAL_NAME).exists() else None
 
 
 def _doubt(folder: Path, tracker: int | TrackerProblem | None, selected: StepInfo | None) -> str:
@@ -148,11 +174,13 @@ def _doubt(folder: Path, tracker: int | TrackerProblem | None, selected: StepInf
         return tracker.message.rstrip(".")
     if selected is None:
         return f"{folder / TRACKER_NAME} names step {tracker}, which does not exist"
+    if selected.left_at is not None:
+        return f"{folder / TRACKER_NAME} names step {tracker}, {abandoned_text(selected.left_at)}"
     return f"{selected.path} is not complete ({_joined(selected.problems)})"
 
 
 def _none_complete(folder: Path, steps: list[StepInfo]) -> str:
-    rows = [f"  {step.path.name}: {_joined(step.problems) or 'incomplete'}" for step in steps[-MAX_LISTED:]]
+    rows = [f"  {step.path.name}: {_why_not(step)}" for step in steps[-MAX_LISTED:]]
     return "\n".join(
         [
             f"No checkpoint in {folder} is complete, and training from scratch would lose them silently.",
@@ -161,6 +189,12 @@ def _none_complete(folder: Path, steps: list[StepInfo]) -> str:
             "trainer.resume_mode=resume_path, or start in an empty trainer.default_local_dir.",
         ]
     )
+
+
+def _why_not(step: StepInfo) -> str:
+    if step.left_at is not None and step.complete:
+        return abandoned_text(step.left_at)
+    return _joined(step.problems) or "incomplete"
 
 
 def _joined(problems: Sequence[str]) -> str:

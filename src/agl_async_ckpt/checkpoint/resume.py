@@ -22,11 +22,13 @@ from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateMismatchError, describe
 from agl_async_ckpt.ledger.entry import ResumeKind
 from agl_async_ckpt.state import InputState, num_rows
+from agl_async_ckpt.storage.branch import Branch
+from agl_async_ckpt.storage.branch import begin as begin_branch
 from agl_async_ckpt.storage.container import verify
 from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME, parse_step
 from agl_async_ckpt.storage.run_identity import begin_life, look_at_run
-from agl_async_ckpt.storage.steps import TrackerProblem, read_tracker
+from agl_async_ckpt.storage.steps import TrackerProblem, list_steps, read_branch, read_tracker
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
         StateFormatError, StateMismatchError, CheckpointNotFoundError: Nothing was loaded, and no checkpoint changed.
     """
     session.begin()
-    if not session.active or trainer.config.trainer.default_hdfs_dir is not None:  # VERL refuses to load from HDFS
+    if not session.active or _loads_from_hdfs(trainer):
         _guard_inactive(trainer, session)
         result = verl_load()
         _begin_plain_ledger(trainer, session)
@@ -55,15 +57,16 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
     step_dir = follow(decision)
     state = None if step_dir is None else _verified_state(session, step_dir)
     fits = state is None or step_dir is None or _fits(trainer, session, state, step_dir)
+    own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
     if session.trains:
         if step_dir is not None:
             _follow(trainer, step_dir)
         remove_leftovers(folder)
-        run = begin_life(folder, parent_run_id=state.run_id if state else None)
+        branch = _begin_branch(folder, step_dir if own_folder else None, step_dir)
+        run = begin_life(folder, parent_run_id=state.run_id if state else None, branch=branch)
     else:
         run = look_at_run(folder)
     session.adopt_run(run, folder)
-    own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
     session.allow_adoption(trainer, own_folder=own_folder and (state is None or state.run_id == run.run_id))
     with _resume_from(trainer, step_dir):
         result = verl_load()
@@ -75,6 +78,17 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
         session.pending_rng = state.rng_state
     _begin_ledger(trainer, session, step_dir, state, fits)
     return result
+
+
+def _begin_branch(folder: Path, own_step: Path | None, step_dir: Path | None) -> Branch:
+    """Return the branch that a life from `step_dir` goes on with; `own_step` is the same if it lies in `folder`."""
+    steps = [info for info in list_steps(folder) if info.trailer is not None]
+    named = {info.step: info.trailer.branch for info in steps if info.trailer is not None}
+    origin = (parse_step(step_dir) if step_dir is not None else None) or 0
+    # A step that has no seal, and is not named, can never be resumed from.
+    existing = {info.step: named[info.step] for info in steps if info.seal is not None or info.selected}
+    base = None if own_step is None else named.get(origin, ())
+    return begin_branch(read_branch(folder) or (), base, origin, existing)
 
 
 def _begin_ledger(trainer: Any, session: Session, step_dir: Path | None, state: InputState | None, fits: bool) -> None:
@@ -192,9 +206,15 @@ def _put_back(trainer: Any, session: Session, state: InputState, step_dir: Path,
         log.warning("%s", dropped)
 
 
+def _loads_from_hdfs(trainer: Any) -> bool:
+    """Whether VERL will refuse the start: it does not load from HDFS. A start from scratch loads nothing."""
+    section = trainer.config.trainer
+    return section.default_hdfs_dir is not None and section.resume_mode != "disable"
+
+
 def _guard_inactive(trainer: Any, session: Session) -> None:
     """Refuse to skip saved inputs silently when the position will not be put back."""
-    if trainer.config.trainer.default_hdfs_dir is not None:
+    if _loads_from_hdfs(trainer):
         return
     step_dir = verl_choice(trainer)
     if step_dir is None or not (step_dir / FILE_NAME).exists():

@@ -10,7 +10,6 @@ from typing import Any
 
 from agl_async_ckpt import capture
 from agl_async_ckpt.checkpoint.loader_position import with_next_rows
-from agl_async_ckpt.checkpoint.retention import keep_one_more, remove_surplus, remove_unusable_inputs
 from agl_async_ckpt.checkpoint.session import Session
 from agl_async_ckpt.exceptions import ActivationError, AsyncCheckpointError, ForeignFormatError, StateFormatError
 from agl_async_ckpt.state import InputState
@@ -72,11 +71,11 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
     state = take_state(trainer, session)
     _refuse_foreign_file(step_dir)
     session.run = note_first_step(step_dir.parent, session.run, state.global_step)
-    path = commit_state(state, step_dir)
+    path = commit_state(state, step_dir, branch=session.run.branch)
     seconds, num_bytes = time.monotonic() - started, path.stat().st_size
     is_async = capture.saves_asynchronously(trainer)
     with (
-        keep_one_more(trainer) as keeps_one,
+        session.retention.during_save(trainer),
         capture.once_models_are_written(trainer, lambda: _sync(step_dir, is_async)),
     ):
         result = verl_save()
@@ -84,9 +83,7 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
     _confirm_ours(path, state)
     write_seal(step_dir, use_critic=bool(trainer.use_critic), async_save=is_async)
     session.note_save(seconds, num_bytes)
-    session.saved_steps.append(state.global_step)
-    remove_surplus(step_dir.parent, session.saved_steps, keeps_one)
-    remove_unusable_inputs(step_dir.parent, state.global_step)
+    session.retention.after_seal(trainer)
     if state.num_dropped_groups:
         log.warning(
             "in_flight=drop: step %d does not hold its %d prompt groups in flight; a resume from it never trains them.",

@@ -13,6 +13,7 @@ from agl_async_ckpt._version import __version__
 from agl_async_ckpt.checkpoint.fingerprint import take_fingerprint
 from agl_async_ckpt.checkpoint.first_pull import FirstPull
 from agl_async_ckpt.checkpoint.report import ResumeReport
+from agl_async_ckpt.checkpoint.retention import Retention
 from agl_async_ckpt.codec.values import check_batch_encodable, check_encodable
 from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config
 from agl_async_ckpt.exceptions import StateWriteError, UnencodableValueError
@@ -60,6 +61,7 @@ class Session:
         in_flight: Rollouts enqueued and not trained.
         patience: With which the agl-server is waited for.
         pending_rng: Generators to put back at the first training step.
+        retention: Which models are kept, over all `fit()` calls.
         report: Of the resume that this `fit()` began with, if any.
         first_pull: Checks the first pull after a resume, then None.
         ledger: Of this life's inputs; None if it is off, or training is not asynchronous.
@@ -90,6 +92,7 @@ class Session:
             with capture.generators_kept():
                 self._has_own_states = self._check_own_states(trainer)
                 self.fingerprint = take_fingerprint(trainer)
+        self.retention = Retention()
         self._lock: OutputLock | None = None
         self.ledger: Recorder | None = None
         self._announce(trainer)
@@ -110,7 +113,6 @@ class Session:
         self._settled = False
         self._num_stale_requests = 0
         self._left_alone = False
-        self.saved_steps: list[int] = []
         self._step_metrics: dict[str, Any] = {}
         self._save_metrics: dict[str, float] = {}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.checkpoint.decision import Position, decide_latest
+from agl_async_ckpt.checkpoint.decision import Position, abandoned_text, decide_latest
 from agl_async_ckpt.checkpoint.step_check import (
     being_saved,
     check_file,
@@ -82,8 +82,11 @@ def verify_step(info: StepInfo, steps: Sequence[StepInfo]) -> Report:
         info: From a cheap look.
         steps: All steps beside it, from a cheap look, for the advice.
     """
-    newest = next((step.path for step in reversed(steps) if step.complete and step.path != info.path), None)
+    others = [step for step in reversed(steps) if step.complete and step.path != info.path]
+    newest = next((step.path for step in sorted(others, key=lambda step: step.abandoned)), None)
     report = Report(info.path, info.step)
+    if info.left_at is not None:
+        report.notes.append(Finding(info.path, f"{abandoned_text(info.left_at)}: only a start that names it takes it"))
     writer = being_saved(info, current_holder(info.path.parent))
     if writer is not None:
         report.notes.append(Finding(info.path, f"being saved now, by {writer}"))

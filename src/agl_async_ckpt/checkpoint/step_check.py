@@ -181,7 +181,8 @@ def plain_step_text(step_dir: Path) -> str:
 
 def other_step(step_dir: Path) -> str:
     """Say which step beside an unusable one a user can resume from; the steps are looked at, not hashed."""
-    complete = [step.path for step in list_steps(step_dir.parent) if step.complete and step.path.name != step_dir.name]
+    others = [step for step in list_steps(step_dir.parent) if step.complete and step.path.name != step_dir.name]
+    complete = [step.path for step in sorted(others, key=lambda step: not step.abandoned)]  # of this branch last
     if not complete:
         return f"Nothing was changed. There is no other complete checkpoint in {step_dir.parent}."
     return (

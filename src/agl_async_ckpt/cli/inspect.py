@@ -91,7 +91,7 @@ def step_row(info: StepInfo, run: RunIdentity | None, holder: str | None = None)
         problems = [f"being saved now, by {writer}"]
     else:
         problems = list(info.problems) if info.has_state else [absence(info, run)]
-    return _row(info.step, info.path, info.complete, problems, info.selected, info.trailer)
+    return _row(info.step, info.path, info.complete, problems, info.selected, info.trailer, info.abandoned)
 
 
 def file_row(path: Path) -> Row:
@@ -115,7 +115,13 @@ def absence(info: StepInfo, run: RunIdentity | None) -> str:
 
 
 def _row(
-    step: int | None, path: Path, complete: bool, problems: list[str], selected: bool, trailer: Trailer | None
+    step: int | None,
+    path: Path,
+    complete: bool,
+    problems: list[str],
+    selected: bool,
+    trailer: Trailer | None,
+    abandoned: bool = False,
 ) -> Row:
     counts = trailer.counts if trailer is not None else {}
     return {
@@ -124,6 +130,7 @@ def _row(
         "complete": complete,
         "problems": problems,
         "selected": selected,
+        "abandoned": abandoned,
         "epoch": trailer and trailer.epoch,
         "exhausted": trailer and trailer.exhausted,
         "buffered_inputs": counts.get("num_buffered_inputs"),
@@ -199,8 +206,14 @@ def _cells(row: dict[str, Any], trailer: Trailer | None, now: float, drawn: bool
         trailer and trailer.run_id[:8],
         trailer and trailer.written_by.get("agl-async-ckpt"),
         # A drawn column would fold a long text into a tower; the texts follow below the table.
-        "complete" if row["complete"] else "incomplete" if drawn else _problems(row),
+        _state(row) if row["complete"] or drawn else _problems(row),
     ]
+
+
+def _state(row: dict[str, Any]) -> str:
+    if not row["complete"]:
+        return "incomplete"
+    return "complete, abandoned" if row["abandoned"] else "complete"
 
 
 def tracker_text(folder: Path) -> str:

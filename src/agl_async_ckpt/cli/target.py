@@ -11,7 +11,7 @@ from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.exceptions import StateFormatError, UnsupportedVersionError
 from agl_async_ckpt.storage.container import read_trailer
 from agl_async_ckpt.storage.layout import FILE_NAME, RUN_FILE_NAME, TRACKER_NAME, parse_step
-from agl_async_ckpt.storage.steps import StepInfo, inspect_step, list_steps, read_tracker
+from agl_async_ckpt.storage.steps import StepInfo, inspect_step, list_steps, read_branch, read_tracker
 
 MAX_NEARBY = 3
 
@@ -42,7 +42,7 @@ class Target:
         if self.kind == "folder":
             return list_steps(self.path)
         if self.kind == "step":
-            return [inspect_step(self.path, read_tracker(self.folder), full=full)]
+            return [inspect_step(self.path, read_tracker(self.folder), read_branch(self.folder), full=full)]
         return []
 
 

@@ -24,6 +24,7 @@ from agl_async_ckpt.exceptions import (
     describe,
 )
 from agl_async_ckpt.state import InputState
+from agl_async_ckpt.storage.branch import Branch
 from agl_async_ckpt.storage.container import Trailer, read_verified
 from agl_async_ckpt.storage.files import make_folders, publish, remove_files, remove_leftover_temps, write_error
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, parse_step
@@ -34,7 +35,7 @@ from agl_async_ckpt.storage.writer import TrailerWriter
 __all__ = ["FILE_NAME", "commit_state", "load_state", "remove_leftover_temps"]
 
 
-def commit_state(state: InputState, step_dir: str | os.PathLike[str]) -> Path:
+def commit_state(state: InputState, step_dir: str | os.PathLike[str], *, branch: Branch = ()) -> Path:
     """Publish `state` so that a reader finds the old file or the new one, never a part.
 
     Temp file, fsync, rename, fsync of the folder and of each folder newly created: per fsync(2), syncing a file does
@@ -45,6 +46,7 @@ def commit_state(state: InputState, step_dir: str | os.PathLike[str]) -> Path:
     Args:
         state: Position after `state.global_step` optimizer steps.
         step_dir: `global_step_<N>`, N == `state.global_step`. Created if missing.
+        branch: Of the life that saves it.
 
     Returns:
         Path of the committed file.
@@ -70,7 +72,7 @@ def commit_state(state: InputState, step_dir: str | os.PathLike[str]) -> Path:
         make_folders(folder)
         publish(
             target,
-            lambda fd: _write(fd, payload, state),
+            lambda fd: _write(fd, payload, state, branch),
             lambda: remove_files(folder, (SEAL_NAME, LOADER_FILE_NAME)),
         )
     except AsyncCheckpointError:
@@ -146,17 +148,17 @@ def _foreign_content(file: Path, reason: str) -> DamagedStateError:
     )
 
 
-def _write(fd: int, payload: dict[str, Any], state: InputState) -> None:
+def _write(fd: int, payload: dict[str, Any], state: InputState, branch: Branch) -> None:
     with TrailerWriter(fd) as writer:
         try:
             torch.save(payload, cast("IO[bytes]", writer))
-            writer.finish(lambda num_zip_bytes: _trailer(state, num_zip_bytes))
+            writer.finish(lambda num_zip_bytes: _trailer(state, num_zip_bytes, branch))
         except Exception as error:
             # What torch makes of an error of the writer is only "unexpected pos".
             raise (writer.error or error) from None
 
 
-def _trailer(state: InputState, num_zip_bytes: int) -> Trailer:
+def _trailer(state: InputState, num_zip_bytes: int, branch: Branch = ()) -> Trailer:
     trailer = Trailer(
         format_version=FORMAT_VERSION,
         global_step=state.global_step,
@@ -167,6 +169,7 @@ def _trailer(state: InputState, num_zip_bytes: int) -> Trailer:
         counts=state.counts,
         saved_at=time.time(),
         written_by=state.written_by,
+        branch=branch,
         num_zip_bytes=num_zip_bytes,
     )
     try:

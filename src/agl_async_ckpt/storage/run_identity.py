@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.exceptions import DamagedStateError, FolderInUseError, describe
+from agl_async_ckpt.storage.branch import Branch, parse_branch
 from agl_async_ckpt.storage.files import make_folders, publish, read_small, unwritable, write_all
 from agl_async_ckpt.storage.layout import RUN_FILE_NAME
 
@@ -39,6 +40,7 @@ class RunIdentity:
         folder_inode: Of the output folder. A copy of the folder is another run: both may be alive on one server.
         life: Number of the latest life, 1 for the first; 0 before any.
         life_id: Tells two lives apart that took the same number at the same moment.
+        branch: Through which the training came to where it is, as `storage.branch` says.
         host: Where the latest life was started.
         pid: Its process there.
     """
@@ -52,6 +54,7 @@ class RunIdentity:
     life_id: str = ""
     host: str = ""
     pid: int = 0
+    branch: Branch = ()
     format_version: int = FORMAT_VERSION
 
 
@@ -65,6 +68,7 @@ _KINDS: dict[str, Any] = {
     "life_id": str,
     "host": str,
     "pid": int,
+    "branch": tuple,
     "format_version": int,
 }
 
@@ -79,6 +83,7 @@ def read_run(output_dir: Path) -> RunIdentity | None:
     try:
         raw: Any = json.loads(read_small(path, _MAX_BYTES))
         known = {name: raw[name] for name in RunIdentity.__dataclass_fields__ if name in raw}
+        known["branch"] = parse_branch(known.get("branch", []))
         for name, value in known.items():
             if not isinstance(value, _KINDS[name]):
                 raise TypeError(f"{name} is {value!r}")
@@ -98,7 +103,7 @@ def read_run(output_dir: Path) -> RunIdentity | None:
     return identity
 
 
-def begin_life(output_dir: Path, *, parent_run_id: str | None = None) -> RunIdentity:
+def begin_life(output_dir: Path, *, parent_run_id: str | None = None, branch: Branch | None = None) -> RunIdentity:
     """Begin a life of the run that an output folder belongs to, and record it.
 
     A folder without an identity gets a new one, and so does a copy of another run's folder.
@@ -106,6 +111,7 @@ def begin_life(output_dir: Path, *, parent_run_id: str | None = None) -> RunIden
     Args:
         output_dir: The trainer's `default_local_dir`.
         parent_run_id: Recorded in a new identity only.
+        branch: That the life goes on with; None for the one on record.
 
     Raises:
         DamagedStateError: The identity is there and cannot be read.
@@ -115,7 +121,9 @@ def begin_life(output_dir: Path, *, parent_run_id: str | None = None) -> RunIden
     if known is None:
         known = RunIdentity(uuid.uuid4().hex, parent_run_id, created_at=time.time())
     elif known.folder_inode != output_dir.stat().st_ino:
-        known = RunIdentity(uuid.uuid4().hex, known.run_id, known.first_step, time.time())
+        known = RunIdentity(uuid.uuid4().hex, known.run_id, known.first_step, time.time(), branch=known.branch)
+    if branch is not None:
+        known = replace(known, branch=branch)
     return _write(
         output_dir,
         replace(known, life=known.life + 1, life_id=uuid.uuid4().hex, host=socket.gethostname(), pid=os.getpid()),

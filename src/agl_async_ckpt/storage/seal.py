@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +32,7 @@ from agl_async_ckpt.storage.layout import (
     TRACKER_NAME,
     parse_step,
 )
-from agl_async_ckpt.storage.models import list_models, sync_models
+from agl_async_ckpt.storage.models import is_model_file, list_models, sync_models
 
 __all__ = ["SEAL_NAME", "Seal", "check_seal", "read_seal", "seal_problems", "write_seal"]
 
@@ -67,6 +68,14 @@ class Seal:
     loader_bytes: int
     loader_sha256: str
     model_files: dict[str, int]
+
+    def files_of(self, model: str) -> dict[str, int]:
+        """The model files below `actor` or `critic`; a seal may list files that others had there for a while."""
+        return {
+            name: size
+            for name, size in self.model_files.items()
+            if name.startswith(f"{model}/") and is_model_file(name)
+        }
 
 
 def write_seal(step_dir: str | os.PathLike[str], *, use_critic: bool, async_save: bool) -> Path:
@@ -157,8 +166,22 @@ def read_seal(step_dir: str | os.PathLike[str]) -> Seal:
         raise DamagedStateError(f"{path} cannot be read: {type(error).__name__}: {str(error)[:200]}.") from error
 
 
-def seal_problems(seal: Seal, step_dir: str | os.PathLike[str], trailer: Trailer, *, hashes: bool = True) -> list[str]:
+def seal_problems(
+    seal: Seal,
+    step_dir: str | os.PathLike[str],
+    trailer: Trailer,
+    *,
+    hashes: bool = True,
+    models: Sequence[str] = MODEL_FOLDERS,
+) -> list[str]:
     """Compare a step folder with a seal that was read, and a trailer that was read or verified.
+
+    Args:
+        seal: Of the step.
+        step_dir: `global_step_<N>`.
+        trailer: Of its input state.
+        hashes: As for `check_seal`.
+        models: Model folders to compare.
 
     Returns:
         Problems, in words; empty if everything that was sealed is still there.
@@ -179,8 +202,8 @@ def seal_problems(seal: Seal, step_dir: str | os.PathLike[str], trailer: Trailer
             problems.append(f"{LOADER_FILE_NAME} was altered after it was sealed")
     except OSError as error:
         problems.append(f"{LOADER_FILE_NAME} cannot be read: {error.strerror}")
-    for model in MODEL_FOLDERS:
-        listed = {name: size for name, size in seal.model_files.items() if name.startswith(f"{model}/")}
+    for model in models:
+        listed = seal.files_of(model)
         lost = [name for name, size in listed.items() if _size(f"{folder}/{name}") != size]
         if lost:
             problems.append(

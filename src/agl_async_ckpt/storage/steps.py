@@ -9,13 +9,24 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from agl_async_ckpt.exceptions import AsyncCheckpointError, CheckpointNotFoundError
+from agl_async_ckpt.exceptions import AsyncCheckpointError, CheckpointNotFoundError, DamagedStateError
+from agl_async_ckpt.storage.branch import Branch, left_at
 from agl_async_ckpt.storage.container import Trailer, is_whole_zip, read_trailer, verify
 from agl_async_ckpt.storage.files import read_small
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, TRACKER_NAME, parse_step
+from agl_async_ckpt.storage.run_identity import read_run
 from agl_async_ckpt.storage.seal import Seal, read_seal, seal_problems
 
-__all__ = ["TRACKER_NAME", "StepInfo", "TrackerProblem", "inspect_step", "list_steps", "parse_step", "read_tracker"]
+__all__ = [
+    "TRACKER_NAME",
+    "StepInfo",
+    "TrackerProblem",
+    "inspect_step",
+    "list_steps",
+    "parse_step",
+    "read_branch",
+    "read_tracker",
+]
 
 _MAX_TRACKER_BYTES = 64
 
@@ -46,6 +57,8 @@ class StepInfo:
         problems: Why it is not complete.
         trailer: Of the input state, if it can be read.
         seal: If there is one that can be read.
+        left_at: The step that the training of this folder went back to and left this one behind, 0 if it began anew;
+            None if this step is of its branch, or does not tell.
     """
 
     step: int
@@ -55,6 +68,12 @@ class StepInfo:
     problems: tuple[str, ...]
     trailer: Trailer | None = None
     seal: Seal | None = None
+    left_at: int | None = None
+
+    @property
+    def abandoned(self) -> bool:
+        """The training has left the branch that this step is of: no start takes it unless it is named."""
+        return self.left_at is not None
 
     @property
     def complete(self) -> bool:
@@ -92,6 +111,15 @@ def read_tracker(folder: str | os.PathLike[str]) -> int | TrackerProblem | None:
     return TrackerProblem("torn", f"{path} holds no number, but {data[:40]!r}.")
 
 
+def read_branch(folder: str | os.PathLike[str]) -> Branch | None:
+    """Read which branch the training of an output folder is on; None where that is not on record."""
+    try:
+        run = read_run(Path(folder))
+    except DamagedStateError:  # whoever needs the run itself says so
+        return None
+    return None if run is None else run.branch
+
+
 def list_steps(folder: str | os.PathLike[str], *, full: bool = False) -> list[StepInfo]:
     """List the steps of an output folder in ascending order.
 
@@ -100,22 +128,27 @@ def list_steps(folder: str | os.PathLike[str], *, full: bool = False) -> list[St
         full: Hash the files; else look at sizes, names and trailers only.
     """
     home = Path(folder)
-    tracker = read_tracker(home)
+    tracker, branch = read_tracker(home), read_branch(home)
     if not home.is_dir():
         return []
     found = [path for path in home.iterdir() if parse_step(path) is not None and path.is_dir()]
-    infos = [inspect_step(path, tracker, full=full) for path in found]
+    infos = [inspect_step(path, tracker, branch, full=full) for path in found]
     return sorted(infos, key=lambda info: info.step)
 
 
 def inspect_step(
-    step_dir: str | os.PathLike[str], tracker: int | TrackerProblem | None, *, full: bool = True
+    step_dir: str | os.PathLike[str],
+    tracker: int | TrackerProblem | None,
+    branch: Branch | None = None,
+    *,
+    full: bool = True,
 ) -> StepInfo:
     """Look at one step folder.
 
     Args:
         step_dir: `global_step_<N>`.
         tracker: What `read_tracker` says of its parent folder.
+        branch: What `read_branch` says of it.
         full: Hash the files.
 
     Raises:
@@ -151,4 +184,5 @@ def inspect_step(
             problems.append(
                 "saved in the background, and the tracker does not name it: nothing proves that it finished"
             )
-    return StepInfo(step, path, has_state, selected, tuple(problems), trailer, seal)
+    left = None if branch is None or trailer is None else left_at(branch, step, trailer.branch)
+    return StepInfo(step, path, has_state, selected, tuple(problems), trailer, seal, left)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from agl_async_ckpt.exceptions import DamagedStateError, UnsupportedVersionError
+from agl_async_ckpt.storage.branch import Branch, parse_branch
 
 FORMAT_NAME = "agl-async-ckpt input state"
 FORMAT_VERSION = 2
@@ -38,6 +39,7 @@ class Trailer:
         counts: `InputState.counts`.
         saved_at: Unix time, seconds.
         written_by: Package name -> version.
+        branch: Of the life that saved it, as `storage.branch` says; absent in a file where it is empty.
         num_zip_bytes: Length of the file before the trailer, bytes.
         sha256: Over the whole file, this field blanked; hexadecimal.
     """
@@ -51,6 +53,7 @@ class Trailer:
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     saved_at: float = 0.0
     written_by: Mapping[str, str] = field(default_factory=dict[str, str])
+    branch: Branch = ()
     num_zip_bytes: int = 0
     sha256: str = BLANK_DIGEST
 
@@ -71,6 +74,7 @@ class Trailer:
             "counts": dict(self.counts),
             "saved_at": self.saved_at,
             "written_by": dict(self.written_by),
+            **({"branch": self.branch} if self.branch else {}),
             "num_zip_bytes": self.num_zip_bytes,
             "sha256": self.sha256,
         }
@@ -133,6 +137,7 @@ def parse_trailer(comment: bytes, where: str) -> Trailer:
         counts=fields.counts("counts"),
         saved_at=fields.seconds("saved_at"),
         written_by=fields.table("written_by", str),
+        branch=fields.branch("branch"),
         num_zip_bytes=fields.integer("num_zip_bytes", 22),
         sha256=digest,
     )
@@ -185,6 +190,12 @@ class _Fields:
         if any(key not in value for key in _COUNTS) or any(not 0 <= count <= _MAX_INT for count in value.values()):
             raise self._wrong(name, value, f"non-negative counts of {', '.join(_COUNTS)}")
         return value
+
+    def branch(self, name: str) -> Branch:
+        try:
+            return parse_branch(self._values.get(name, []))
+        except ValueError as error:
+            raise _damaged(self._where, str(error)) from error
 
     def _wrong(self, name: str, value: object, expected: str) -> DamagedStateError:
         return _damaged(self._where, f"{name} must be {expected}, got {str(value)[:80]!r}")
