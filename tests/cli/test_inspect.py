@@ -47,6 +47,7 @@ def test_json_has_exactly_the_documented_keys(cli: Cli, out: Path) -> None:
         "complete": True,
         "problems": [],
         "selected": True,
+        "abandoned": False,
         "epoch": 1,
         "exhausted": False,
         "buffered_inputs": 2,

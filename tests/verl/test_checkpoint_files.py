@@ -182,7 +182,7 @@ def test_what_another_user_left_in_the_folder_ends_no_training(
             return (refused if is_foreign else real)(path, *args, **kwargs)
 
         monkeypatch.setattr(Path, name, guarded)
-    second = resumes(run, first, folder, server, 3)
+    second = resumes(replace(run, max_ckpt_to_keep=1), first, folder, server, 3)
     assert any(f"{leftover}, left behind" in text and "cannot be removed" in text for text in second.warnings)
     assert any(f"{foreign} cannot be cleaned up: Permission denied" in text for text in second.warnings)
 

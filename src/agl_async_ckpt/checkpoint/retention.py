@@ -115,7 +115,8 @@ class Retention:
                     _remove(info, roles)
             except OSError as error:
                 if info.path not in self._warned:
-                    log.warning("%s cannot be cleaned up: %s. It takes up space until it is.", info.path, error)
+                    text = "%s cannot be cleaned up: %s. It takes up space until it is."
+                    log.warning(text, info.path, error.strerror)
                 self._warned.add(info.path)
 
 
