@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 ROLLOUTS_URL = "/api/rollouts"
@@ -106,26 +106,36 @@ def with_model_request(raw: list[Any], triplets: list[Any], event: Any) -> tuple
     """
     from agentlightning.server.routes import events as server
 
-    triplets = _without_superseded_routes(raw, triplets, event)
-    data = {name: value for name, value in event.data.items() if name != "routed_experts"}
-    # The newest of equal prompts is listed: the route dedupes so, for the triplet form only.
-    newest = server._dedupe_model_requests_by_prompt_token_ids([*triplets, triplet_form(event)])
-    return [*raw, event.model_copy(update={"data": data})], newest
-
-
-def _without_superseded_routes(raw: list[Any], triplets: list[Any], event: Any) -> list[Any]:
-    """Take the routed experts from the request before, where the server would at the record of `event`."""
+    trimmed = triplet_form(event)
     try:
-        from agentlightning.server.routes.events import _drop_superseded_routed_experts
+        from agentlightning.server.routes.events import _drop_superseded_routed_experts, _without_routed_experts
     except ImportError:  # agent-lightning 1.0.0 knows no routed experts
-        return triplets
+        pass
+    else:
+        triplets = _without_superseded_routes(raw, triplets, event, _drop_superseded_routed_experts)
+        event = _without_routed_experts(event)  # as the route does for whoever wants none
+    # The newest of equal prompts is listed: the route dedupes so, for the triplet form only.
+    return [*raw, event], server._dedupe_model_requests_by_prompt_token_ids([*triplets, trimmed])
+
+
+def _without_superseded_routes(
+    raw: list[Any], triplets: list[Any], event: Any, drop: Callable[[list[Any], str, Any], None]
+) -> list[Any]:
+    """Take the routed experts from the request before, where the server would at the record of `event`.
+
+    Args:
+        raw: Without routed experts.
+        triplets: With them.
+        event: The one to record.
+        drop: The server's function.
+    """
     requests = [index for index, triplet in enumerate(triplets) if triplet.event_type == event.event_type]
     if not requests or "routed_experts" not in (last := triplets[requests[-1]]).data:
         return triplets
     # It reads the untrimmed request, which was kept without them; of the earlier ones it looks at the last only.
     before = next(item for item in reversed(raw) if item.event_type == event.event_type)
     recorded = [before.model_copy(update={"data": {**before.data, "routed_experts": last.data["routed_experts"]}})]
-    _drop_superseded_routed_experts(recorded, event.event_type, event.data)
+    drop(recorded, event.event_type, event.data)
     if "routed_experts" in recorded[0].data:
         return triplets
     trimmed = {name: value for name, value in last.data.items() if name != "routed_experts"}
