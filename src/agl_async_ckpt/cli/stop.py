@@ -39,8 +39,8 @@ def add_parser(subparsers: Any) -> None:
         "stop",
         "ask the trainer to save and stop",
         "Ask the trainer that writes into an output folder to finish its step, save it, and stop. The request is a "
-        "file in that folder, agentlightning_stop.json; the trainer looks for it at the end of each step. A trainer "
-        "that starts later ignores it.",
+        "file in that folder, agentlightning_stop.json; the trainer looks for it at the end of each step, and while a "
+        "validation runs. A trainer that starts later ignores it.",
         EXAMPLES,
     )
     parser.add_argument("path", metavar="PATH", help="an output folder, as trainer.default_local_dir")
