@@ -53,6 +53,7 @@ class CheckpointOverrides(_Trainer):
         Raises:
             ConfigError: `agentlightning.async_checkpoint` holds an unknown key or a value that is not allowed.
             ActivationError: The sampler has no state, or agent-lightning writes our file itself.
+            UnencodableValueError: The state of the sampler or of the data set holds what no checkpoint can hold.
         """
         ensure_visible()
         self._async_ckpt_client: Any = None  # stands in for the trainer's own client while a gateway drains

@@ -152,6 +152,14 @@ def test_value_in_flight_is_refused_by_rollout_and_field() -> None:
         encode_state(state_of(InFlightRollout(enqueued(0, {"image": object()}))))
 
 
+def test_value_in_flight_that_cannot_be_carried_is_saved_as_it_was_posted() -> None:
+    """Nothing reads the original once it is posted."""
+    posted = {"image": "data:image/png;base64,AAAA"}
+    state = state_of(InFlightRollout(enqueued(0, {"image": object()}), {"input": posted, "is_train": True}))
+    (group,) = round_trip(state).carry_over
+    assert group.rollouts[0].enqueued["input"] == group.rollouts[0].request["input"] == posted
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"size": 10**12}, {"size": 1}, {"size": -5}, {"size": "1"}, {"zlib": b"abc"}, {"zlib": None}],

@@ -25,8 +25,9 @@ import torch  # noqa: E402
 from agentlightning.verl.dataset import LoadedDataset  # noqa: E402
 from verl.utils.dataset.rl_dataset import collate_fn  # noqa: E402
 
+from agl_async_ckpt import capture  # noqa: E402
 from agl_async_ckpt.exceptions import StateMismatchError, UnencodableValueError  # noqa: E402
-from tests.rig.life import Parts, run_life  # noqa: E402
+from tests.rig.life import Parts, build_trainer, close_trainer, run_life  # noqa: E402
 from tests.rig.runs import settings  # noqa: E402
 from tests.rig.server import AglServer  # noqa: E402
 from tests.rig.settings import RunSettings, dataset_rows  # noqa: E402
@@ -134,6 +135,30 @@ def test_sampler_state_that_changes_its_kind_is_refused_when_it_does(server: Agl
     parts = with_state(lambda done: Note() if done > 8 else None)
     with pytest.raises(UnencodableValueError, match=r"what the loader has: its state, at .*\['extra'\]: .*Note"):
         run_life(settings("16/4/6", save_freq=4), tmp_path, server.url, parts=parts)
+
+
+class Restless(Backwards):
+    """Draws from every generator of the process whenever it is asked for its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        random.random()
+        np.random.random()
+        torch.rand(())
+        if not self.done:
+            raise RuntimeError("not begun")
+        return super().state_dict()
+
+
+def test_sampler_that_is_asked_at_the_start_leaves_the_generators_alone(server: AglServer, tmp_path: Path) -> None:
+    """Also where its state ends in an error before the first pass; nothing is said of that."""
+    before = capture.rng_state()
+    parts = Parts(sampler=lambda _, dataset: Restless(len(dataset), lambda _: None))
+    quiet_trainer = build_trainer(settings("14/4/6"), tmp_path, server.url, parts=parts)
+    close_trainer(quiet_trainer)
+    after = capture.rng_state()
+    assert after.python == before.python
+    assert all(np.array_equal(one, other) for one, other in zip(after.numpy, before.numpy, strict=True))
+    assert torch.equal(after.torch, before.torch)
 
 
 # --- values -------------------------------------------------------------------------------------------------------
