@@ -1,8 +1,8 @@
 """A request to stop, left in the output folder: `agentlightning_stop.json`.
 
 Anybody who can write into the folder can leave one: the command `agl-async-ckpt stop`, a scheduler's epilogue, or
-`touch` where Python is not at hand. The trainer looks for it at the ends of steps and in validations, and removes it once
-it has stopped.
+`touch` where Python is not at hand. The trainer looks for it at the ends of steps and in validations, and removes it
+once it has stopped.
 """
 
 from __future__ import annotations
