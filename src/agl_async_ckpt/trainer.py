@@ -6,6 +6,7 @@ AsyncCheckpointTrainer                                                      # th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,19 @@ else:
     _Trainer = object
 
 FRAMEWORKS = ("agentlightning", "verl")
+
+
+def _follow_step(trainer: Any, train_step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Do one training step of `trainer`, and what goes before and after it."""
+    session: Session = trainer._async_ckpt
+    step_end: StepEnd = trainer._step_end
+    step_end.before_step(trainer)
+    if session.active:
+        session.restore_rng()
+    result = train_step(*args, **kwargs)
+    session.step_done(trainer, result)  # None: no trainable batch, the step number advances without a save
+    step_end.after_step(trainer)
+    return result
 
 
 class CheckpointOverrides(_Trainer):
@@ -69,6 +83,9 @@ class CheckpointOverrides(_Trainer):
         """
         session, step_end = self._async_ckpt, self._step_end
         step_end.begin()
+        # An attribute of the instance, which the loop finds first: the `_train_step` of a trainer of one's own is
+        # followed whether it calls `super()` or not.
+        self._train_step = partial(_follow_step, self, self._train_step)
         try:
             result = super().fit()
             step_end.after_loop(self)
@@ -83,6 +100,7 @@ class CheckpointOverrides(_Trainer):
             delete_rollouts(self, session.in_flight, all_waited_for=saved_them, reclaim=session.config.reclaim)
             step_end.answer()
         finally:
+            del self._train_step
             step_end.put_freq_back()
             session.leave_folder()
         raise stopped
@@ -126,21 +144,13 @@ class CheckpointOverrides(_Trainer):
             self._async_ckpt_client = None
 
     def _next_train_batch_dict_for_rollout(self) -> dict[str, Any]:
-        session = self._async_ckpt
-        session.before_pull(self)
-        batch = super()._next_train_batch_dict_for_rollout()
-        session.after_pull(self, batch)
-        return batch
+        self._async_ckpt.before_pull(self)
+        return super()._next_train_batch_dict_for_rollout()
 
-    def _train_step(self, *args: Any, **kwargs: Any) -> Any:
-        session = self._async_ckpt
-        self._step_end.before_step(self)
-        if session.active:
-            session.restore_rng()
-        result = super()._train_step(*args, **kwargs)
-        session.step_done(self, result)  # None: no trainable batch, the step number advances without a save
-        self._step_end.after_step(self)
-        return result
+    def _next_train_batch_dict_with_size(self, size: int) -> dict[str, Any]:
+        batch = super()._next_train_batch_dict_with_size(size)  # a trainer of one's own may pull several times a step
+        self._async_ckpt.after_pull(self, batch)
+        return batch
 
 
 class AsyncCheckpointMixin(CheckpointOverrides):

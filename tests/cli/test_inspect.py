@@ -11,6 +11,7 @@ from pathlib import Path
 from agl_async_ckpt.cli.inspect import _ranges
 from agl_async_ckpt.storage.container import FORMAT_VERSION, read_trailer
 from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.run_identity import begin_life
 from tests.cli.conftest import Cli
 from tests.cli.folders import begin_run, flip, plain_save, save_step
 
@@ -244,3 +245,14 @@ def test_run_id_of_a_stranger_cannot_steer_the_terminal(cli: Cli, tmp_path: Path
 def test_steps_of_a_run_are_summed_up() -> None:
     """A few one by one, many by their ends."""
     assert (_ranges([3]), _ranges([3, 6, 9]), _ranges([3, 6, 9, 12])) == ("3", "3, 6, 9", "3 to 12")
+
+
+def test_folder_that_is_no_output_folder_ends_with_2(cli: Cli, tmp_path: Path) -> None:
+    """As the help says; a run that has not saved yet is one to look at."""
+    for words in (("inspect", tmp_path), ("inspect", tmp_path, "--json")):
+        result = cli(*words)
+        assert (result.code, result.out) == (2, "")
+        assert "There are no checkpoints" in result.err
+    begin_life(tmp_path)
+    result = cli("inspect", tmp_path)
+    assert (result.code, "There are no checkpoints" in result.out) == (0, True)

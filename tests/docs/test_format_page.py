@@ -28,7 +28,7 @@ from agl_async_ckpt.codec import arrays, decode
 from agl_async_ckpt.codec.input_state import encode_state
 from agl_async_ckpt.codec.packed_json import unpack_tree
 from agl_async_ckpt.codec.values import encode_value
-from agl_async_ckpt.ledger.entry import End, Start, Step
+from agl_async_ckpt.ledger.entry import End, Gap, Start, Step
 from agl_async_ckpt.state import Fingerprint, FinishedRollout, InFlightRollout, InputState, PromptGroup, RngState
 from agl_async_ckpt.storage import layout, pickle_check, trailer
 from agl_async_ckpt.storage.commit import commit_state, load_state
@@ -178,8 +178,8 @@ def test_ledger_table_lists_events_and_keys() -> None:
     """Every key of every event; the common ones stand before the table."""
     rows = table(PARTS["Ledger"], "`event`", "other keys")
     common = {"run_id", "life", "time"}
-    assert [names(row[:1])[0] for row in rows] == ["start", "step", "end"]
-    for row, cls in zip(rows, (Start, Step, End), strict=True):
+    assert [names(row[:1])[0] for row in rows] == ["start", "step", "gap", "end"]
+    for row, cls in zip(rows, (Start, Step, Gap, End), strict=True):
         missing = set(cls.__annotations__) - common - {*names(row[:1]), *names(row[1:])}
         assert not missing, f"{cls.__name__}: {missing}"
     assert all(f"`{name}`" in PARTS["Ledger"].partition("| `event`")[0] for name in common)

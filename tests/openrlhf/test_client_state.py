@@ -17,7 +17,7 @@ from agl_async_ckpt.openrlhf import client_state
 from agl_async_ckpt.openrlhf.boundary import Boundary
 from agl_async_ckpt.openrlhf.client_state import KEY, materialise, read_entry
 from agl_async_ckpt.openrlhf.internals import root_cause
-from agl_async_ckpt.openrlhf.settings import writes_checkpoints
+from agl_async_ckpt.openrlhf.settings import announcement, writes_checkpoints
 from tests.openrlhf.rig.stage import Stage
 
 BOUNDARY = Boundary(None, 0, True, {"number of prompts": 8}, {"rollout.n_samples_per_prompt": 1}, {})
@@ -211,14 +211,18 @@ def test_samples_are_fetched_only_when_a_checkpoint_is_written(stage: Stage) -> 
     assert isinstance(states[KEY], Boundary)
 
 
+def _arguments(save_steps: float, eval_steps: float, disable_ds: bool, dataset: str | None, metric: str) -> Any:
+    return SimpleNamespace(
+        ckpt=SimpleNamespace(save_steps=save_steps, disable_ds=disable_ds, best_metric_key=metric),
+        eval=SimpleNamespace(steps=eval_steps, dataset=dataset),
+    )
+
+
 def test_runs_without_checkpoints_need_no_samples_that_can_be_saved() -> None:
     """Such a run must not fail on an input that no checkpoint will hold."""
     saved_by = {
         (save_steps, eval_steps, disabled): writes_checkpoints(
-            SimpleNamespace(
-                ckpt=SimpleNamespace(save_steps=save_steps, disable_ds=disabled),
-                eval=SimpleNamespace(steps=eval_steps),
-            )
+            _arguments(save_steps, eval_steps, disabled, "eval.jsonl", "")
         )
         for save_steps in (-1, 5)
         for eval_steps in (float("inf"), 5)
@@ -229,6 +233,28 @@ def test_runs_without_checkpoints_need_no_samples_that_can_be_saved() -> None:
         (5, float("inf"), False),
         (5, 5, False),
     }
+
+
+def test_evaluations_save_only_with_prompts_of_their_own_and_a_metric_to_be_best_in() -> None:
+    """OpenRLHF skips them without prompts, and saves no best one where the metric is `none`."""
+    assert not writes_checkpoints(_arguments(-1, 5, False, None, ""))
+    assert not writes_checkpoints(_arguments(-1, 5, False, "eval.jsonl", "none"))
+    assert writes_checkpoints(_arguments(5, 5, False, None, "none"))
+
+
+def test_run_that_writes_no_checkpoint_is_not_announced_as_one_that_resumes() -> None:
+    """The reason is named."""
+    assert (
+        announcement(_arguments(5, -1, False, None, ""), "0.11.2") == "Exact resume of inputs is on (OpenRLHF 0.11.2)."
+    )
+    for arguments, why in (
+        (_arguments(5, 5, True, None, ""), "disable_ds"),
+        (_arguments(-1, -1, False, None, ""), "save_steps"),
+    ):
+        text = announcement(arguments, "0.11.2")
+        assert "is on" not in text
+        assert text.startswith("No checkpoint")
+        assert why in text
 
 
 def test_boundary_is_frozen() -> None:

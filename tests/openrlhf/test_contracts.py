@@ -137,3 +137,14 @@ def test_correction_setting_has_the_name_of_its_version(tmp_path: Path) -> None:
     assert not internals.needs_rollout_log_probs(args)
     args.algo.advantage.is_correction_level, args.algo.advantage.is_correction_enable = "seq", True
     assert internals.needs_rollout_log_probs(args)
+
+
+def test_best_checkpoint_needs_prompts_to_evaluate_and_a_metric(tmp_path: Path) -> None:
+    """What tells whether a run writes a checkpoint at all."""
+    args = parse(*training_words(tmp_path, 2))
+    assert (args.eval.dataset, args.ckpt.best_metric_key) == (None, "")
+    generator = source(internals.plain_class(internals.ASYNC_MODULE, "GenerateSamplesActor"))
+    assert "self.eval_dataloader is not None" in generator
+    trainer = Path(inspect.getfile(internals.plain_class(internals.SYNC_MODULE, "PPOTrainer"))).read_text()
+    assert 'if self.best_eval_metric_key == "none":' in trainer
+    assert "if global_step % self.args.ckpt.save_steps == 0:" in trainer

@@ -96,7 +96,7 @@ OVERRIDDEN = {
     "_ensure_agl_client": (),
     "_pause_and_drain_gateway": ("reason",),
     "_next_train_batch_dict_for_rollout": (),
-    "_train_step": ("timing_raw", "curr_step_profile"),
+    "_next_train_batch_dict_with_size": ("size",),
     "_validate": ("merged",),
 }
 
@@ -125,6 +125,7 @@ def test_overridden_method_has_the_known_signature(name: str, parameters: tuple[
         ("fit", "_save_checkpoint"),
         ("fit", "_validate"),
         ("_train_step", "_next_train_batch_dict_for_rollout"),
+        ("_next_train_batch_dict_for_rollout", "_next_train_batch_dict_with_size"),
         ("_train_step", "_rollout"),
         ("_validate", "_rollout"),
         ("_rollout", "_make_rollout_manager"),

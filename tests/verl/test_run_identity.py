@@ -17,7 +17,6 @@ from agl_async_ckpt.storage.layout import RUN_FILE_NAME
 from agl_async_ckpt.storage.run_identity import (
     begin_life,
     is_latest_life,
-    look_at_run,
     note_first_step,
     read_run,
     require_latest_life,
@@ -85,14 +84,6 @@ def test_identity_of_before_the_lives_is_read(tmp_path: Path) -> None:
     path.write_text(json.dumps(values))
     again = begin_life(tmp_path)
     assert (again.run_id, again.life) == (life.run_id, 1)
-
-
-def test_look_changes_nothing(tmp_path: Path) -> None:
-    """A validation alone works under the run's id, or under one that is not recorded."""
-    assert look_at_run(tmp_path).life == 0
-    assert list(tmp_path.iterdir()) == []
-    life = begin_life(tmp_path)
-    assert look_at_run(tmp_path) == life == read_run(tmp_path)
 
 
 def test_fork_names_its_parent(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ from agl_async_ckpt.capture.trainer import (
     renew_enqueued,
     set_buffered_batch,
     set_carry_over,
+    starts_training,
 )
 from agl_async_ckpt.capture.verl import (
     finish_background_save,

@@ -14,6 +14,17 @@ def is_async(trainer: Any) -> bool:
     return bool(trainer.is_async)
 
 
+def starts_training(section: Any) -> bool:
+    """Whether a `fit()` trains; else it is an evaluation.
+
+    agent-lightning reads `val_only` only where it validates before training: without that validation it trains.
+
+    Args:
+        section: The config's `trainer`.
+    """
+    return not (section.get("val_before_train", True) and section.get("val_only", False))
+
+
 def async_batch_size(trainer: Any) -> int:
     """A: prompt groups in flight while a step waits (async_train_batch_size)."""
     return int(trainer.config.agentlightning.async_rollout.async_train_batch_size)

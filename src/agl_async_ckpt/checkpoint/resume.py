@@ -19,7 +19,7 @@ from agl_async_ckpt.checkpoint.retention import remove_leftovers
 from agl_async_ckpt.checkpoint.session import Session
 from agl_async_ckpt.checkpoint.step_check import check_step, dropped_text, has_state, missing_state, plain_step_text
 from agl_async_ckpt.config import SECTION
-from agl_async_ckpt.exceptions import AsyncCheckpointError, StateMismatchError, describe
+from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError, StateMismatchError, describe
 from agl_async_ckpt.ledger.entry import ResumeKind
 from agl_async_ckpt.state import InputState, num_rows
 from agl_async_ckpt.storage.branch import Branch
@@ -27,7 +27,7 @@ from agl_async_ckpt.storage.branch import begin as begin_branch
 from agl_async_ckpt.storage.container import verify
 from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME, parse_step
-from agl_async_ckpt.storage.run_identity import begin_life, look_at_run
+from agl_async_ckpt.storage.run_identity import begin_life
 from agl_async_ckpt.storage.steps import TrackerProblem, list_steps, read_branch, read_tracker
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
         StateFormatError, StateMismatchError, CheckpointNotFoundError: Nothing was loaded, and no checkpoint changed.
     """
     session.begin()
+    if not session.trains:
+        return _load_for_evaluation(trainer, session, verl_load)
     if not session.active or _loads_from_hdfs(trainer):
         _guard_inactive(trainer, session)
         result = verl_load()
@@ -51,21 +53,17 @@ def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]
         return result
     capture.set_buffered_batch(trainer, None)
     folder = output_folder(trainer)
-    if session.trains:
-        _enter(trainer, session, folder)
+    _enter(trainer, session, folder)
     decision = decide(trainer)
     step_dir = follow(decision)
     state = None if step_dir is None else _verified_state(session, step_dir)
     fits = state is None or step_dir is None or _fits(trainer, session, state, step_dir)
     own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
-    if session.trains:
-        if step_dir is not None:
-            _follow(trainer, step_dir)
-        remove_leftovers(folder)
-        branch = _begin_branch(folder, step_dir if own_folder else None, step_dir)
-        run = begin_life(folder, parent_run_id=state.run_id if state else None, branch=branch)
-    else:
-        run = look_at_run(folder)
+    if step_dir is not None:
+        _follow(trainer, step_dir)
+    remove_leftovers(folder)
+    branch = _begin_branch(folder, step_dir if own_folder else None, step_dir)
+    run = begin_life(folder, parent_run_id=state.run_id if state else None, branch=branch)
     session.adopt_run(run, folder)
     session.allow_adoption(trainer, own_folder=own_folder and (state is None or state.run_id == run.run_id))
     with _resume_from(trainer, step_dir):
@@ -91,6 +89,24 @@ def _begin_branch(folder: Path, own_step: Path | None, step_dir: Path | None) ->
     return begin_branch(read_branch(folder) or (), base, origin, existing)
 
 
+def _load_for_evaluation(trainer: Any, session: Session, verl_load: Callable[[], Any]) -> Any:
+    """Load the model that VERL would load, whatever has become of the input position beside it.
+
+    Only where VERL finds no step, and may die of that, the step that a training would resume from.
+    """
+    step_dir = verl_choice(trainer)
+    if step_dir is None and session.config.enabled:
+        decision = decide(trainer)
+        if decision.error is None:
+            step_dir = follow(decision)
+        else:
+            log.warning("%s", decision.error)
+    if step_dir is None and trainer.config.trainer.resume_mode != "disable":
+        return verl_load()
+    with _resume_from(trainer, step_dir):
+        return verl_load()
+
+
 def _begin_ledger(trainer: Any, session: Session, step_dir: Path | None, state: InputState | None, fits: bool) -> None:
     """Note in the ledger what this life begins with."""
     rows: int | None = 0
@@ -113,7 +129,9 @@ def _begin_ledger(trainer: Any, session: Session, step_dir: Path | None, state: 
 def _begin_plain_ledger(trainer: Any, session: Session) -> None:
     """Likewise where VERL alone has loaded."""
     step_dir = verl_choice(trainer) if trainer.global_steps else None
-    kind: ResumeKind = "verl" if trainer.global_steps else "none"
+    kind: ResumeKind = "none"
+    if trainer.global_steps:
+        kind = "verl" if session.config.enabled else "off"
     rows = _rows_of(capture.loaded_loader_state(trainer))
     session.open_ledger(trainer, output_folder(trainer), resume=kind, resumed_from=step_dir, loader_rows=rows)
 
@@ -219,7 +237,13 @@ def _guard_inactive(trainer: Any, session: Session) -> None:
     step_dir = verl_choice(trainer)
     if step_dir is None or not (step_dir / FILE_NAME).exists():
         return
-    trailer = verify(step_dir / FILE_NAME)
+    try:
+        trailer = verify(step_dir / FILE_NAME)
+    except StateFormatError as error:
+        if session.config.enabled:
+            raise
+        log.warning("%s.enabled=false: %s", SECTION, error)
+        return
     pending = [
         ("buffered inputs", trailer.counts["num_buffered_inputs"]),
         ("prompt groups in flight", trailer.counts["num_carry_over_groups"]),

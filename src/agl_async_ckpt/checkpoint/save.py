@@ -18,7 +18,7 @@ from agl_async_ckpt.storage.container import read_trailer
 from agl_async_ckpt.storage.files import remove_files, write_error
 from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME
 from agl_async_ckpt.storage.models import sync_models
-from agl_async_ckpt.storage.run_identity import note_first_step, require_latest_life
+from agl_async_ckpt.storage.run_identity import note_first_step, note_step_without_state, require_latest_life
 from agl_async_ckpt.storage.seal import write_seal
 
 log = logging.getLogger(__name__)
@@ -62,12 +62,16 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
     if not session.active:
         # A step folder that is written again must not keep the input position of an earlier life.
         remove_files(step_dir, (SEAL_NAME, FILE_NAME))
-        session.sync_ledger()
+        try:
+            note_step_without_state(step_dir.parent)
+        except AsyncCheckpointError as error:  # a later start with the extension says more; this save is VERL's
+            log.warning("%s", error)
+        session.sync_ledger(int(trainer.global_steps))
         return verl_save()
     assert session.run is not None, "the run's identity is set by _load_checkpoint"
     require_latest_life(step_dir.parent, session.run)
     started = time.monotonic()
-    session.sync_ledger()
+    session.sync_ledger(int(trainer.global_steps))
     state = take_state(trainer, session)
     _refuse_foreign_file(step_dir)
     session.run = note_first_step(step_dir.parent, session.run, state.global_step)

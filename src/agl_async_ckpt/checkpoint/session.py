@@ -54,8 +54,9 @@ class Session:
 
     Attributes:
         config: Validated settings.
-        active: Whether this run's checkpoints hold the input position: enabled, and asynchronous.
-        trains: False for a validation alone (`trainer.val_only`), which leaves everything in flight as it is.
+        trains: False for an evaluation (`trainer.val_only`), which the trainer carries out alone: only the checkpoint
+            is found for it.
+        active: Whether this run's checkpoints hold the input position: it trains, enabled, and asynchronously.
         fingerprint: Of this run's inputs; only while active.
         run: Identity of the output folder; set when `fit()` has decided where to begin.
         in_flight: Rollouts enqueued and not trained.
@@ -82,8 +83,8 @@ class Session:
         """
         self._waiting = waiting
         self.config: AsyncCheckpointConfig = read_config(trainer.config)
-        self.active: bool = self.config.enabled and capture.is_async(trainer)
-        self.trains: bool = not trainer.config.trainer.get("val_only", False)
+        self.trains: bool = capture.starts_training(trainer.config.trainer)
+        self.active: bool = self.trains and self.config.enabled and capture.is_async(trainer)
         self.fingerprint = Fingerprint()
         if self.active:
             capture.require_known_versions(trainer, self.config.untested_versions)
@@ -138,8 +139,7 @@ class Session:
         """Work as `run` in its output folder from now on."""
         self.run = run
         self.in_flight.run_id = run.run_id
-        if self.trains:
-            self._proof = ProofOfLife(output_dir, run.run_id, lambda: is_latest_life(output_dir, run))
+        self._proof = ProofOfLife(output_dir, run.run_id, lambda: is_latest_life(output_dir, run))
 
     def allow_adoption(self, trainer: Any, *, own_folder: bool) -> None:
         """Decide what a resume may do on the server."""
@@ -176,7 +176,7 @@ class Session:
         Raises:
             StateWriteError: The ledger cannot be written, while the checkpoints are ours.
         """
-        if not (self.config.ledger and self.trains and capture.is_async(trainer)):
+        if not (self.config.ledger and capture.is_async(trainer)):
             return
         try:
             self.ledger = Recorder(
@@ -194,14 +194,19 @@ class Session:
                 raise
             log.warning("%s", error)
 
-    def sync_ledger(self) -> None:
+    def sync_ledger(self, step: int | None = None) -> None:
         """Make the ledger durable, before a checkpoint refers to it.
+
+        Args:
+            step: That is about to be saved.
 
         Raises:
             StateWriteError: It cannot be, while the checkpoints are ours.
         """
         if self.ledger is None:
             return
+        if step is not None:
+            self.ledger.saved(step)
         try:
             self.ledger.sync()
         except StateWriteError as error:
@@ -220,9 +225,7 @@ class Session:
             in_flight = capture.carry_over(trainer)  # oldest first, as the manager leaves it
             if self.in_flight.waiting:
                 in_flight = self.in_flight.everything(in_flight)
-            # agent-lightning puts the data id of a row's prompt group there.
-            trained = None if result is None else result[1].non_tensor_batch["uid"]
-            self.ledger.step_done(trainer, in_flight, trained)
+            self.ledger.step_done(trainer, in_flight, result)
         if self.active and result is not None:
             self._step_metrics = result[0]
             result[0].update(self.metrics(trainer))
@@ -337,8 +340,6 @@ class Session:
 
     def settle(self, trainer: Any, manager: Any) -> None:
         """Have the server hold every active in-flight rollout; at the first call, decide about all of them."""
-        if not self.trains:
-            return
         in_flight = self.in_flight
         in_flight.default_config = capture.default_rollout_config(manager)
         outcome = None
@@ -457,7 +458,12 @@ class Session:
         versions = ", ".join(
             f"{name} {version}" for name, version in capture.written_by().items() if "agl-" not in name
         )
-        if self.active:
+        if not self.trains:
+            log.info(
+                "agl-async-ckpt %s: an evaluation (trainer.val_only), which takes the model alone and changes nothing.",
+                __version__,
+            )
+        elif self.active:
             folder = Path(trainer.config.trainer.default_local_dir)
             log.info(
                 "agl-async-ckpt %s is active (%s; %s): each checkpoint in %s holds the exact input position.",

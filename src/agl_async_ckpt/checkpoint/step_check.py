@@ -120,7 +120,8 @@ def missing_state(step_dir: Path) -> MissingStateError | None:
             f"{other_step(step_dir)}"
         )
     return MissingStateError(
-        f"{step_dir} has no {FILE_NAME}, though this run wrote them before.\n"
+        f"{step_dir} has no {FILE_NAME}, though this run wrote them before: it was removed, or the step was saved "
+        "while the extension was not loaded.\n"
         "Buffered and in-flight inputs of that step cannot be reconstructed. Resume from a step that has the file, or "
         "set agentlightning.async_checkpoint.on_mismatch=reset to go on with what VERL saved."
     )
@@ -174,8 +175,9 @@ def _may_exist(path: Path) -> bool:
 def plain_step_text(step_dir: Path) -> str:
     """Say what a resume from a step that was saved while the extension was not active cannot restore."""
     return (
-        f"{step_dir} was saved without the input position. VERL restores what it saved; the buffered rows, the prompts "
-        "in flight and the epoch at that save cannot be reconstructed and are skipped. Later checkpoints are exact."
+        f"{step_dir} was saved without the input position, before the extension was loaded or while it was off. VERL "
+        "restores what it saved; the buffered rows, the prompts in flight and the epoch at that save cannot be "
+        "reconstructed and are skipped. Later checkpoints are exact."
     )
 
 

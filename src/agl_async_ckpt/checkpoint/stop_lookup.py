@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt import ray_store
+from agl_async_ckpt import capture, ray_store
 from agl_async_ckpt.config import AsyncCheckpointConfig
 from agl_async_ckpt.storage.stop_request import StopRequest, read_request, remove_request
 
@@ -46,6 +46,8 @@ class StopLookup:
 
     def answer(self) -> None:
         """Remove the request once all is done: whoever waits for it takes that for the answer."""
+        if not capture.starts_training(self._section):
+            return
         try:
             remove_request(self._output_dir)
         except OSError as error:
@@ -64,7 +66,7 @@ class StopLookup:
         return None
 
     def _look_into_folder(self) -> StopRequest | None:
-        if not self._config.enabled or self._section.get("val_only", False):
+        if not self._config.enabled or not capture.starts_training(self._section):
             return None  # the folder is another trainer's, and so is the request
         return read_request(self._output_dir)
 

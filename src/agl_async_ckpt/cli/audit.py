@@ -104,6 +104,8 @@ def _print(result: Audit) -> None:
 
 
 def _verdict(result: Audit) -> str:
+    if result.holds and not result.lineage.steps:
+        return "Nothing is wrong, and nothing can be told yet: no step is in the ledger."
     if result.holds:
         return "The promise was kept: nothing lost, nothing repeated."
     if all(problem.kind in UNKNOWN for problem in result.problems):

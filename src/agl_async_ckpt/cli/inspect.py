@@ -12,9 +12,10 @@ from typing import Any
 
 from agl_async_ckpt.checkpoint.step_check import being_saved, is_pruned, must_have_state
 from agl_async_ckpt.cli import output
+from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
-from agl_async_ckpt.cli.target import Target, find_target, no_checkpoints, require_input_file
+from agl_async_ckpt.cli.target import Target, find_target, is_checkpoint_folder, no_checkpoints, require_input_file
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError
 from agl_async_ckpt.storage.container import Trailer, verify
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
@@ -57,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if target.kind == "file":
         return _run_file(target, as_json=args.json)
     rows = _step_rows(target)
+    if not rows and not is_checkpoint_folder(target.path):
+        raise UsageError(no_checkpoints(target.path))
     _write(target, rows, as_json=args.json)
     return EXIT_PROBLEMS if target.kind == "step" and not rows[0][0]["complete"] else EXIT_OK
 

@@ -16,7 +16,7 @@ from agl_async_ckpt.ledger.entry import End, InputName, Start
 from agl_async_ckpt.ledger.epochs import EpochAccount, count_epochs
 from agl_async_ckpt.ledger.lineage import Lineage, trace
 from agl_async_ckpt.ledger.reader import Ledger, read_ledger
-from agl_async_ckpt.ledger.walk import Drawn, Problem, Walk, walk
+from agl_async_ckpt.ledger.walk import Drawn, Problem, Walk, gap, walk
 from agl_async_ckpt.words import plural
 
 CAUSES = {
@@ -24,7 +24,8 @@ CAUSES = {
     "exact": "the checkpoint was to hold them",
     "drop": "saved with in_flight=drop",
     "reset": "on_mismatch=reset",
-    "verl": "the checkpoint did not hold them, or was not asked for them",
+    "verl": "the checkpoint held no position: saved with enabled=false or without the extension",
+    "off": "enabled=false: the position was not put back",
 }
 
 
@@ -149,9 +150,8 @@ def _missing_lines(lineage: Lineage) -> list[Problem]:
         problems.append(Problem("gap", text))
     part = lineage.parts[-1]
     last = part.steps[-1].step if part.steps else part.start.step
-    if part.end is not None and part.end.step > last:
-        text = f"The ledger has no line of steps {last + 1} to {part.end.step}: what was trained there cannot be told."
-        problems.append(Problem("gap", text, life=part.start.life, step=last + 1))
+    if part.reached > last:
+        problems.append(gap(last + 1, part.reached, part.start.life))
     return problems
 
 
@@ -203,10 +203,15 @@ def _notes(ledger: Ledger, lineage: Lineage, walked: Walk) -> list[str]:
         notes.append(f"A fork: it continues from {first.resumed_from}. What came before is in that folder's ledger.")
     elif first.step:
         notes.append(f"The ledger begins after step {first.step}: earlier steps are not audited.")
-    if not first.is_fork and first.step and first.resume == "verl":
+    if not first.is_fork and first.step and first.resume in ("verl", "off"):
         notes.append(
-            f"The checkpoint of step {first.step} did not hold the input position: what was pulled and not "
-            "trained there is unknown."
+            f"The first start resumed from step {first.step} without the input position ({CAUSES[first.resume]}): what "
+            "was pulled and not trained there is unknown."
+        )
+    if not all(part.start.each_row_once for part in lineage.parts):
+        notes.append(
+            "Which rows the sampler owes in an epoch is its own affair: each draw counts as an input, and a row that "
+            "was drawn twice is no repetition."
         )
     resets = [start for start in walked.resumes if start.resume == "reset"]
     notes += [f"Life {start.life} dropped the position of step {start.step}: epochs count anew." for start in resets]

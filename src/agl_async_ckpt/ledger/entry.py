@@ -1,4 +1,4 @@
-"""One line of the ledger: the start of a life, a step, or the end of training (docs/format.md).
+"""One line of the ledger: the start of a life, a step, a gap, or the end of training (docs/format.md).
 
 An input is named by a text: 16 hexadecimal digits of its content digest, and `@<position>` behind them where the
 dataset knows its row numbers. Siblings of a prompt group are one input. Equal rows without a position have the same
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from types import NoneType
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -21,9 +21,9 @@ MAX_EPOCH = 1_000_000
 InputName: TypeAlias = str
 """`<16 hex digits>` or `<16 hex digits>@<dataset position>`."""
 
-ResumeKind = Literal["none", "exact", "drop", "reset", "verl"]
+ResumeKind = Literal["none", "exact", "drop", "reset", "verl", "off"]
 """What a start began with: nothing, the exact position, that without what was in flight, a checkpoint whose position
-was dropped, or what VERL restores by itself."""
+was dropped, or what VERL restores by itself: of a checkpoint without a position, or with the extension off."""
 
 _RESUME_KINDS = get_args(ResumeKind)
 
@@ -48,6 +48,7 @@ class Start:
         loader_batch: Rows of a loader batch.
         drop_last: The loader leaves out what does not fill a batch.
         time: Unix seconds.
+        each_row_once: A pass of the sampler draws each row of the dataset once; else which rows are due is unknown.
     """
 
     run_id: str
@@ -65,6 +66,7 @@ class Start:
     loader_batch: int
     drop_last: bool
     time: float
+    each_row_once: bool = True
 
     @property
     def rows_per_pass(self) -> int:
@@ -82,14 +84,15 @@ class Step:
         step: As the trainer counts optimizer steps.
         epoch: As the trainer counts it after the pull.
         pulled: Inputs enqueued by this step, in order.
-        drawn: (epoch, number of rows) of what the loader handed out in this step, in order; the rows are the end of
-            `pulled` followed by `buffered`.
+        drawn: (epoch, number of rows) of what the loader handed out in this step, in order; the rows are `handed_out`.
         trained: Inputs of which at least one sample was trained.
         dropped_by_trainer: Inputs that came back finished and of which the trainer used no sample.
         in_flight: Inputs enqueued and unfinished after the step, oldest first.
         buffered: Inputs handed out by the loader and not enqueued yet, in order.
         loader_rows: Rows of the current pass that the loader has handed out; None if unknown.
         time: Unix seconds.
+        handed_out: Inputs that the loader handed out in this step, in order. None: the end of `pulled` followed by
+            `buffered`, as it is unless the trainer sorts or filters what it pulls.
     """
 
     run_id: str
@@ -103,6 +106,24 @@ class Step:
     in_flight: tuple[InputName, ...]
     buffered: tuple[InputName, ...]
     loader_rows: int | None
+    time: float
+    handed_out: tuple[InputName, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Steps are done that have no line, since the trainer did not show what it trained.
+
+    Attributes:
+        run_id: Of the output folder.
+        life: The life that did them.
+        step: The last of them.
+        time: Unix seconds.
+    """
+
+    run_id: str
+    life: int
+    step: int
     time: float
 
 
@@ -123,11 +144,11 @@ class End:
     time: float
 
 
-Entry: TypeAlias = Start | Step | End
+Entry: TypeAlias = Start | Step | Gap | End
 
-_EVENTS: dict[str, type[Start] | type[Step] | type[End]] = {"start": Start, "step": Step, "end": End}
+_EVENTS: dict[str, type[Entry]] = {"start": Start, "step": Step, "gap": Gap, "end": End}
 _NAMES = {cls: event for event, cls in _EVENTS.items()}
-_TUPLES = ("pulled", "trained", "dropped_by_trainer", "in_flight", "buffered")
+_TUPLES = ("pulled", "trained", "dropped_by_trainer", "in_flight", "buffered", "handed_out")
 _INTEGERS = ("life", "step", "epoch", "num_rows", "loader_batch")
 
 
@@ -148,7 +169,10 @@ def parse_line(line: bytes) -> Entry:
         cls = _EVENTS[values["event"]]
         if values["v"] > FORMAT_VERSION:
             raise ValueError(f"version {values['v']} of the line is newer than {FORMAT_VERSION}")
-        entry = cls(**{name: _field(name, values) for name in cls.__dataclass_fields__})
+        fields = cls.__dataclass_fields__
+        entry = cls(
+            **{name: _field(name, values) for name in fields if name in values or fields[name].default is MISSING}
+        )
     except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"no line of a ledger ({type(error).__name__}: {error})") from None
     if isinstance(entry, Start) and entry.resume not in _RESUME_KINDS:
@@ -158,6 +182,8 @@ def parse_line(line: bytes) -> Entry:
 
 def _field(name: str, values: Mapping[str, Any]) -> Any:
     value = values[name]
+    if name == "handed_out" and value is None:
+        return None
     if name in _TUPLES:
         if not all(type(item) is str for item in value):
             raise TypeError(f"{name} holds something that is no text")

@@ -20,11 +20,11 @@ class EpochAccount:
     Attributes:
         epoch: As the trainer counts it, from 1; counted on where a resume began to count again.
         stream: 0; one more after each reset of the position.
-        num_inputs: Rows of the dataset, less those drawn before the account begins.
+        num_inputs: Rows that a pass draws, less those drawn before the account begins.
         num_trained: Times trained (2: two or more) -> number of inputs.
         lost: Drawn and never trained, because a resume did not bring them back.
         repeated: Trained, or pending, more than once.
-        dropped_by_trainer: Came back finished; the trainer used none of their samples.
+        dropped_by_trainer: The trainer left them out before they were enqueued, or used none of their samples.
         in_flight: Enqueued and unfinished at the end.
         buffered: Handed out by the loader and not enqueued at the end.
         num_left_out: Rows that do not fill a loader batch.
@@ -86,9 +86,10 @@ def count_epochs(walked: Walk, lineage: Lineage) -> list[EpochAccount]:
     for key in sorted(groups):
         account = EpochAccount(key[1], key[0])
         num_copies = 0
-        for name, rows in groups[key].items():
-            num_copies += _count(account, rows, copies[key[0], name])
         shapes = walked.shapes[key]
+        each_row_once = all(start.each_row_once for start in shapes)
+        for name, rows in groups[key].items():
+            num_copies += _count(account, rows, copies[key[0], name] if each_row_once else len(rows))
         num_rows = shapes[-1].num_rows
         begun_before = key == (0, first.epoch) and bool(first.loader_rows)
         num_before = min(first.loader_rows or 0, num_rows - num_copies) if begun_before else 0
@@ -105,7 +106,7 @@ def count_epochs(walked: Walk, lineage: Lineage) -> list[EpochAccount]:
         else:
             account.num_skipped = min(walked.skipped[key], max(0, num_rest))
             account.num_not_drawn = max(0, num_rest - account.num_skipped)
-        if account.num_left_out and not account.num_skipped and not begun_before:
+        if account.num_left_out and each_row_once and not account.num_skipped and not begun_before:
             positions = {position_of(name) for name in groups[key]}
             account.left_out = [] if None in positions else sorted(set(range(num_rows)) - positions)
         accounts.append(account)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from agl_async_ckpt.ledger.entry import End, Entry, Start, Step
+from agl_async_ckpt.ledger.entry import End, Entry, Gap, Start, Step
 
 
 @dataclass
@@ -21,11 +21,13 @@ class Part:
     Attributes:
         start: Its first line.
         steps: Its surviving steps, in order.
+        reached: The last step that it is known to have done, with or without a line; 0 if none.
         end: Set if training came to its end in it, and nothing went on from before.
     """
 
     start: Start
     steps: list[Step] = field(default_factory=list[Step])
+    reached: int = 0
     end: End | None = None
 
 
@@ -34,7 +36,7 @@ class Lineage:
     """The surviving lines.
 
     Attributes:
-        parts: The lives that lead to the latest one, in order; each but the latest has surviving steps.
+        parts: The lives that lead to the latest one, in order; each but the latest has done steps that survive.
         num_lives: All starts that the ledger has seen.
         num_discarded: Steps that were done and thrown away by a resume.
         num_orphans: Lines without the start of their life.
@@ -68,8 +70,9 @@ def trace(entries: Iterable[Entry]) -> Lineage:
             num_lives += 1
         elif key not in lives:
             num_orphans += 1
-        elif isinstance(entry, End):
-            lives[key].end = entry
+        elif isinstance(entry, End | Gap):
+            lives[key].reached = max(lives[key].reached, entry.step)
+            lives[key].end = entry if isinstance(entry, End) else lives[key].end
         else:
             lives[key].steps.append(entry)
             num_steps += 1
@@ -106,8 +109,12 @@ def _parent(earlier: Sequence[Part], start: Start) -> int | None:
     if saved:
         fitting = [index for index, step in saved if start.resume == "exact" and _held(step) == _held(start)]
         return (fitting or [index for index, _ in saved])[-1]
-    # Its line is missing (the ledger was off): what is known before it.
-    before = [index for index, part in enumerate(earlier) if part.steps and part.steps[0].step <= start.step]
+    # Its line is missing (the ledger was off, or the trainer shows nothing): what is known before it.
+    before = [
+        index
+        for index, part in enumerate(earlier)
+        if (part.steps and part.steps[0].step <= start.step) or part.start.step < start.step <= part.reached
+    ]
     return before[-1] if before else None
 
 

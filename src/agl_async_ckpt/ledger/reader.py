@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agl_async_ckpt.exceptions import CheckpointNotFoundError, DamagedStateError
-from agl_async_ckpt.ledger.entry import End, Entry, Start, Step, parse_line
+from agl_async_ckpt.ledger.entry import Entry, Start, parse_line
 from agl_async_ckpt.storage.files import read_small
 from agl_async_ckpt.storage.layout import LEDGER_NAME
 
@@ -35,7 +35,7 @@ class Ledger:
         return [entry for entry in self.entries if isinstance(entry, Start)]
 
     @property
-    def last(self) -> Start | Step | End | None:
+    def last(self) -> Entry | None:
         """The newest line."""
         return self.entries[-1] if self.entries else None
 

@@ -126,12 +126,12 @@ class _Walker:
 
     def resume(self, before: Part, start: Start) -> None:
         """Compare what a start has put back with what was there when its checkpoint was written."""
-        result, saved = self.result, before.steps[-1]
+        result, saved_step = self.result, before.steps[-1].step if before.steps else before.start.step
         result.resumes.append(start)
-        if saved.step < start.step:
-            result.problems.append(_gap(saved.step + 1, start.step, start.life))
+        if saved_step < start.step:
+            result.problems.append(gap(saved_step + 1, start.step, start.life))
             for row in (*self._in_flight, *self._buffered):
-                row.fate, row.end_step = "unrecorded", saved.step
+                row.fate, row.end_step = "unrecorded", saved_step
             self._segment, self._shift = self._segment + 1, 0
             result.unrecorded |= {(self._stream, epoch) for epoch in range(self._epoch, start.epoch + 1)}
             self.begin(start)
@@ -166,8 +166,11 @@ class _Walker:
             expected += 1
             text = f"The loader of life {start.life} began a pass as if it were the first: an earlier order again."
             self.result.problems.append(Problem("order", text, life=start.life, step=start.step))
-        elif not continuous and was is not None and now is not None and now > was:
+        elif was is not None and now is not None and now > was:
             self.result.skipped[self._stream, expected] += now - was
+        elif was is not None and now is not None and now < was and not start.each_row_once:  # else names are counted
+            text = f"The loader of life {start.life} went back from row {was} of its pass to row {now}."
+            self.result.problems.append(Problem("order", text, life=start.life, step=start.step))
         if start.epoch + self._shift != expected:
             text = (
                 f"Life {start.life} counts epoch {start.epoch} where the run was in epoch {expected}: it trains more "
@@ -195,16 +198,19 @@ class _Walker:
 
     def step(self, step: Step) -> None:
         """Move every input as one step did."""
-        if step.step > self._last_step + 1:
-            self.result.problems.append(_gap(self._last_step + 1, step.step - 1, step.life))
+        follows_a_gap = step.step > self._last_step + 1
+        if follows_a_gap:
+            self.result.problems.append(gap(self._last_step + 1, step.step - 1, step.life))
             epochs = range(self._epoch, step.epoch + self._shift + 1)
             self.result.unrecorded |= {(self._stream, epoch) for epoch in epochs}
         self._buffered += self._draw(step)
-        pulled, missing, unknown = _match(self._buffered, step.pulled)
+        pulled, rest, unknown = _match(self._buffered, step.pulled)
         if unknown:
             self._unexplained(unknown, "the step pulled", step.step)
             pulled += [self._inherited(name, pulled=False) for name in unknown]
-        self._buffered = missing
+        self._buffered, left_out, _ = _match(rest, step.buffered)
+        for row in left_out:
+            row.fate, row.end_step = "unrecorded" if follows_a_gap else "dropped", step.step
         for row in pulled:
             row.fate, row.pulled_step = "in_flight", step.step
         active = self._in_flight + pulled
@@ -227,7 +233,9 @@ class _Walker:
         self._last_step, self._loader_rows, self._epoch = step.step, step.loader_rows, step.epoch + self._shift
 
     def _draw(self, step: Step) -> list[Drawn]:
-        names = [*step.pulled, *step.buffered][len(self._buffered) :]
+        names = step.handed_out
+        if names is None:
+            names = [*step.pulled, *step.buffered][len(self._buffered) :]
         epochs = [epoch for epoch, count in step.drawn for _ in range(count)]
         epochs += [step.epoch] * (len(names) - len(epochs))
         assert self._start is not None
@@ -266,7 +274,8 @@ def _match(rows: Sequence[Drawn], names: Iterable[InputName]) -> tuple[list[Draw
     return found, [row for row in rows if id(row) not in taken], unknown
 
 
-def _gap(first: int, last: int, life: int) -> Problem:
+def gap(first: int, last: int, life: int) -> Problem:
+    """Steps without a line."""
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     text = f"The ledger has no line of {which}: what was trained there cannot be told."
     return Problem("gap", text, life=life, step=first)

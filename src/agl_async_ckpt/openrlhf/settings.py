@@ -12,9 +12,24 @@ MAX_ROWS = 2048
 
 
 def writes_checkpoints(args: Any) -> bool:
-    """Whether DeepSpeed checkpoints may be written; OpenRLHF turns -1, for never, into infinity."""
-    never = (-1, float("inf"))
-    return not args.ckpt.disable_ds and not (args.ckpt.save_steps in never and args.eval.steps in never)
+    """Whether DeepSpeed checkpoints may be written: after so many steps, or after an evaluation that is the best."""
+    never = (-1, float("inf"))  # OpenRLHF turns the one into the other
+    evaluates = args.eval.dataset and args.eval.steps not in never and args.ckpt.best_metric_key != "none"
+    return not args.ckpt.disable_ds and bool(args.ckpt.save_steps not in never or evaluates)
+
+
+def announcement(args: Any, version: str) -> str:
+    """Say whether a run with these arguments can be resumed exactly."""
+    if writes_checkpoints(args):
+        return f"Exact resume of inputs is on (OpenRLHF {version})."
+    why = (
+        "--ckpt.disable_ds"
+        if args.ckpt.disable_ds
+        else "no --ckpt.save_steps, and no evaluation that would save its best"
+    )
+    return (
+        f"No checkpoint to resume from is written ({why}): a resume of this run trains its prompts from the beginning."
+    )
 
 
 def data_settings(args: Any, dataset: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import wrapt
 from agl_async_ckpt._logging import ensure_visible
 from agl_async_ckpt.openrlhf import internals
 from agl_async_ckpt.openrlhf.client_state import KEY, LOADER_KEY, materialise, read_entry
+from agl_async_ckpt.openrlhf.settings import announcement
 
 if TYPE_CHECKING:
     _TrainingActor = _PPOTrainerAsync = Any
@@ -68,7 +69,7 @@ class CheckpointedTrainingActor(_TrainingActor):
 class CheckpointedPPOTrainerAsync(_PPOTrainerAsync):
     """OpenRLHF's `PPOTrainerAsync`, which starts the actors of this package."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         ensure_visible()
         version = internals.require_supported()
         internals.use_actors(
@@ -79,5 +80,5 @@ class CheckpointedPPOTrainerAsync(_PPOTrainerAsync):
             ),
             trainer=internals.actor_class(__name__, "CheckpointedTrainingActor", internals.TRAINER_METHODS),
         )
-        super().__init__(*args, **kwargs)
-        logger.info("Exact resume of inputs is on (OpenRLHF %s).", version)
+        super().__init__(pretrain, strategy, *args, **kwargs)
+        logger.info("%s", announcement(strategy.args, version))

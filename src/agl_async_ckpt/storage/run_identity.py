@@ -35,7 +35,8 @@ class RunIdentity:
     Attributes:
         run_id: Tags the rollouts of this run on the server.
         parent_run_id: The run that this one was forked from by an explicit resume path.
-        first_step: The first step that was saved with an input state; a later step without one is an error.
+        first_step: From here on each step was saved with an input state, so that one without it has lost it; None if
+            none was, or the last one was saved while the extension was off.
         created_at: Unix seconds.
         folder_inode: Of the output folder. A copy of the folder is another run: both may be alive on one server.
         life: Number of the latest life, 1 for the first; 0 before any.
@@ -130,15 +131,6 @@ def begin_life(output_dir: Path, *, parent_run_id: str | None = None, branch: Br
     )
 
 
-def look_at_run(output_dir: Path) -> RunIdentity:
-    """Return the identity of an output folder without beginning a life; one that is not recorded if it has none.
-
-    Raises:
-        DamagedStateError: The identity is there and cannot be read.
-    """
-    return read_run(output_dir) or RunIdentity(uuid.uuid4().hex)
-
-
 def is_latest_life(output_dir: Path, identity: RunIdentity) -> bool:
     """Whether no other life has begun since; also True where the record is gone or cannot be read."""
     try:
@@ -185,11 +177,32 @@ def note_first_step(output_dir: Path, identity: RunIdentity, step: int) -> RunId
     return _write(output_dir, replace(identity, first_step=first))
 
 
+def note_step_without_state(output_dir: Path) -> None:
+    """Record that a step is being saved without an input state: from here on none has lost it, but for sealed ones.
+
+    Nothing is written for a folder without an identity, and that of a copied one stays the original's.
+
+    Raises:
+        DamagedStateError: The identity is there and cannot be read.
+        StateWriteError: The folder cannot be written.
+    """
+    known = read_run(output_dir)
+    if known is not None and known.first_step is not None:
+        _publish(output_dir, replace(known, first_step=None))
+
+
 def _write(output_dir: Path, identity: RunIdentity) -> RunIdentity:
     try:
         make_folders(output_dir)
         identity = replace(identity, folder_inode=output_dir.stat().st_ino)
-        text = json.dumps(asdict(identity), indent=1) + "\n"
+    except OSError as error:
+        raise unwritable(output_dir, error) from error
+    return _publish(output_dir, identity)
+
+
+def _publish(output_dir: Path, identity: RunIdentity) -> RunIdentity:
+    text = json.dumps(asdict(identity), indent=1) + "\n"
+    try:
         publish(output_dir / RUN_FILE_NAME, lambda fd: write_all(fd, text.encode()))
     except OSError as error:
         raise unwritable(output_dir, error) from error
