@@ -13,6 +13,7 @@ import torch
 
 from agl_async_ckpt.in_flight.liveness import ALIVE_FILE_NAME
 from agl_async_ckpt.state import InFlightRollout, PromptGroup
+from agl_async_ckpt.storage.branch import Branch
 from agl_async_ckpt.storage.commit import commit_state
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name
 from agl_async_ckpt.storage.run_identity import begin_life, note_first_step
@@ -43,14 +44,14 @@ def group(data_id: str, step: int, row: dict[str, Any], num_finished: int = 0) -
     return PromptGroup(data_id, rollouts)
 
 
-def save_step(out: Path, step: int, *, sealed: bool = True, **changes: Any) -> Path:
+def save_step(out: Path, step: int, *, sealed: bool = True, branch: Branch = (), **changes: Any) -> Path:
     """A finished save: input state, model, data.pt, tracker, seal."""
     values: dict[str, Any] = {
         "buffered_batch": {"question": objects("1+1?", "2+2?"), "input_ids": torch.arange(8).reshape(2, 4)},
         "carry_over": (group("data-7", step, {"question": "7+7?", "level": 3}, num_finished=1),),
     }
     folder = out / step_name(step)
-    commit_state(small_state(step, **{**values, **changes}), folder)
+    commit_state(small_state(step, **{**values, **changes}), folder, branch=branch)
     plain_save(out, step)
     if sealed:
         write_seal(folder, use_critic=False, async_save=False)
@@ -153,6 +154,17 @@ def _plain_run(out: Path) -> None:
     (out / RUN_FILE_NAME).unlink()
 
 
+def _went_back(step: int, saved: int | None = None) -> Callable[[Path], Any]:
+    """A life that began at `step`, 0 for a new training, and has saved step `saved`."""
+
+    def damage(out: Path) -> None:
+        begin_life(out, branch=((1, step),))
+        if saved is not None:
+            save_step(out, saved, branch=((1, step),))
+
+    return damage
+
+
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "nothing": lambda _out: None,
     "tracker_empty": _tracker(""),
@@ -202,6 +214,14 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "proof_of_life_torn": lambda out: (out / ALIVE_FILE_NAME).write_text("{"),
     "leftover_of_a_killed_writer": lambda out: (out / "global_step_6" / f".{FILE_NAME}.123.0123abcd.tmp").write_bytes(
         b"x"
+    ),
+    "went_back": _went_back(2),
+    "went_back_and_saved": _went_back(2, 4),
+    "went_back_and_saved_and_tracker_torn": _do(_went_back(2, 4), _tracker("")),
+    "went_back_and_lost_the_model": _do(_went_back(2), lambda out: shutil.rmtree(out / "global_step_2" / "actor")),
+    "began_anew": _went_back(0),
+    "began_anew_and_died_in_the_first_save": _do(
+        _went_back(0, 4), lambda out: (out / "global_step_4" / SEAL_NAME).unlink(), _tracker("")
     ),
     "no_steps_left": _do(*(lambda out, n=n: shutil.rmtree(out / step_name(n)) for n in (2, 4, 6))),
     "no_steps_and_no_tracker": _do(

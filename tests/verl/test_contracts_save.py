@@ -14,6 +14,7 @@ from agl_async_ckpt import capture  # noqa: E402
 from agl_async_ckpt.storage.layout import LOADER_FILE_NAME, TRACKER_NAME  # noqa: E402
 from tests.rig.life import Death, build_trainer, close_trainer, quiet, stock_trainer  # noqa: E402
 from tests.rig.runs import settings, verl_version  # noqa: E402
+from tests.rig.standins import WorkerGroup  # noqa: E402
 
 
 @pytest.mark.parametrize("use_critic", [False, True])
@@ -54,3 +55,15 @@ def test_error_at_that_place_keeps_the_step_unnamed(tmp_path: Path) -> None:
         close_trainer(trainer)
     assert not (tmp_path / TRACKER_NAME).exists()
     assert "state_dict" not in vars(trainer.train_dataloader)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_verl_keeps_the_newest_entries_of_its_own_list(tmp_path: Path, number: int) -> None:
+    """By the number of each save; no number and 0 remove nothing, and count what follows all the same."""
+    group = WorkerGroup("actor")
+    for step, keep in enumerate((None, 0, -1, None), start=1):
+        group.save_checkpoint(str(tmp_path / str(step)), None, step, max_ckpt_to_keep=keep)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3", "4"], f"VERL {verl_version()}"
+    group.save_checkpoint(str(tmp_path / "5"), None, 5, max_ckpt_to_keep=number)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["3", "4", "5"][-number:], f"VERL {verl_version()} counts its saves in another way (retention.py)"

@@ -19,6 +19,7 @@ from agl_async_ckpt.exceptions import (
 )
 from agl_async_ckpt.storage import files, seal
 from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.models import is_model_file
 from agl_async_ckpt.storage.seal import check_seal, read_seal, write_seal
 from tests.verl.test_container import archive, write
 
@@ -283,3 +284,39 @@ def test_model_that_cannot_be_listed_is_not_sealed(step_dir: Path, monkeypatch: 
     with pytest.raises(StateWriteError, match="Input/output"):
         write_seal(step_dir, use_critic=False, async_save=False)
     assert not (step_dir / SEAL_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "actor/model_world_size_8_rank_0.pt",
+        "actor/lora_train_meta.json",
+        "actor/huggingface/model-00001-of-00002.safetensors",
+        "actor/huggingface/custom.py",
+        "critic/dist_ckpt/__0_0.distcp",
+        "critic/dist_ckpt/.metadata",
+        "actor/weights.part1",
+        "actor/temp",
+    ],
+)
+def test_file_of_a_backend_is_a_model_file(name: str) -> None:
+    """What FSDP, Megatron, torch's distributed checkpoints and a huggingface export write."""
+    assert is_model_file(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "actor/.nfs000000000345",
+        "actor/.fuse_hidden00000a",
+        "actor/model.pt.uploading",
+        "actor/.cache/huggingface/upload/x.lock",
+        "actor/huggingface/__pycache__/custom.pyc",
+        "critic/dist_ckpt/.metadata.tmp",
+        "actor/model.pt.tmp.1f2e-33",
+        "actor/notes~",
+    ],
+)
+def test_passing_file_is_no_model_file(name: str) -> None:
+    """Neither in the seal, nor where an older seal lists it."""
+    assert not is_model_file(name)
