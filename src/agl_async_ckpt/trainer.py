@@ -6,6 +6,7 @@ AsyncCheckpointTrainer                                                      # th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 else:
     _Trainer = object
 
+log = logging.getLogger(__name__)
+
 FRAMEWORKS = ("agentlightning", "verl")
 
 
@@ -35,10 +38,33 @@ def _follow_step(trainer: Any, train_step: Callable[..., Any], *args: Any, **kwa
     step_end.before_step(trainer)
     if session.active:
         session.restore_rng()
-    result = train_step(*args, **kwargs)
+    result = _train(trainer, session, partial(train_step, *args, **kwargs))
     session.step_done(trainer, result)  # None: no trainable batch, the step number advances without a save
     step_end.after_step(trainer)
     return result
+
+
+def _train(trainer: Any, session: Session, train_step: Callable[[], Any]) -> Any:
+    """Train a step; one that dies of prompt groups of the checkpoint is done again, with the inputs that come next.
+
+    The trainer alone forgets at a restart what was in flight. Put back, inputs of which no agent ever makes a row would
+    end every start.
+    """
+    while True:
+        restored = session.in_flight.restored & {item.data_id for item in capture.carry_over(trainer)}
+        try:
+            return train_step()
+        except RuntimeError as error:
+            spent = restored - {item.data_id for item in capture.carry_over(trainer)}
+            if not spent or not capture.found_no_rows(error):
+                raise
+            log.warning(
+                "Step %d: the %d prompt groups that were taken brought no row to train, %d of them from the "
+                "checkpoint. They are left out, and the step goes on with the inputs that come next.",
+                trainer.global_steps,
+                trainer.config.data.train_batch_size,
+                len(spent),
+            )
 
 
 class CheckpointOverrides(_Trainer):

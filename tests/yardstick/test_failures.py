@@ -12,7 +12,9 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
+from agl_async_ckpt.ledger.audit import audit  # noqa: E402
 from agl_async_ckpt.storage.stop_request import request_stop  # noqa: E402
+from tests.rig.agents import AgentPlan  # noqa: E402
 from tests.rig.in_flight import (  # noqa: E402
     SiblingAgents,
     SiblingPlan,
@@ -98,6 +100,34 @@ def test_within_one_life_an_end_in_vain_is_that_of_the_trainer_alone(
     plan = SiblingPlan(hold={3: 4}, early={3: 1}, early_outcome={3: outcome})
     scene = Scene(settings("16/2/6", rollout_n=2), plan)
     assert_same(alone(scene, server, tmp_path), extended(scene, server, tmp_path))
+
+
+@OUTCOMES
+@pytest.mark.parametrize("state", ["alive", "restarted"])
+def test_inputs_that_never_bring_a_row_end_no_start_twice(
+    server: AglServer, tmp_path: Path, outcome: str, state: str
+) -> None:
+    """All that was in flight, whatever agents do: the trainer alone would have forgotten it at the restart."""
+    begin(server, SiblingAgents(AgentPlan(outcome=dict.fromkeys((2, 3, 4, 5), outcome))))
+    kill_after(RUN, tmp_path, server, 1)
+    if state == "restarted":
+        server.reset_store()
+    second = run_life(RUN, tmp_path, server.url)
+    assert second.finished
+    assert second.steps[2].updated == [6, 7]
+    assert [text for text in second.warnings if "brought no row to train" in text]
+    audited = audit(tmp_path)
+    assert audited.holds
+    assert not audited.lost
+
+
+def test_inputs_that_never_bring_a_row_end_the_life_that_has_pulled_them(server: AglServer, tmp_path: Path) -> None:
+    """As by the trainer alone: a run of which nothing can be trained must not go on to the end of its data."""
+    plan = AgentPlan(outcome=dict.fromkeys((2, 3, 4, 5), "failed"))
+    scene = Scene(RUN, plan)
+    for run in (alone, extended):
+        with pytest.raises(RuntimeError, match="zero training rows"):
+            run(scene, server, tmp_path)
 
 
 # --- what is held in memory -----------------------------------------------------------------------------------------

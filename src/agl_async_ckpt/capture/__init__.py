@@ -48,6 +48,7 @@ from agl_async_ckpt.capture.trainer import (
     buffered_batch,
     carry_over,
     enqueued_rollout,
+    found_no_rows,
     is_async,
     joined_column,
     renew_enqueued,

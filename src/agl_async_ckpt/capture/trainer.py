@@ -87,3 +87,12 @@ def renew_enqueued(item: Any, rollout_id: str, enqueue_time: float) -> None:
     item.enqueue_time = enqueue_time
     item.running_at = None
     item.finished_at = None
+
+
+def found_no_rows(error: RuntimeError) -> bool:
+    """Whether a step has died because the prompt groups that it took brought no row to train.
+
+    agent-lightning has no type of its own for it. It raises when these groups are read, deleted, and no longer carried
+    over.
+    """
+    return "zero training rows" in str(error)

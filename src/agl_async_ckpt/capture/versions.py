@@ -28,6 +28,7 @@ OF_THE_TRAINER = (
     "_load_checkpoint",
     "_make_rollout_manager",
     "_next_train_batch_dict_for_rollout",
+    "_next_train_batch_dict_with_size",
     "_pause_and_drain_gateway",
     "_rollout",
     "_save_checkpoint",
@@ -35,7 +36,7 @@ OF_THE_TRAINER = (
     "_validate",
     "fit",
 )
-"""Methods of agent-lightning's trainer that the extension overrides."""
+"""Methods of agent-lightning's trainer that the extension overrides, or follows (`_train_step`)."""
 
 OF_THE_MANAGER = (
     "_create_rollouts",

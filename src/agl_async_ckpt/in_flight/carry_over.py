@@ -71,6 +71,7 @@ class InFlight:
         to_create: Ids of restored rollouts that the server has to be given again.
         undecided: Ids of restored rollouts about which the server was not asked yet.
         left: Ids of rollouts of a validation that was left; only where training is synchronous, and nothing is tracked.
+        restored: Data ids of the prompt groups that came from a checkpoint.
         waiting: Groups of `EnqueuedRollout` for which there is no room yet, after a resume with a smaller A.
         default_config: A rollout's config as posted when no hook changed it (JSON).
         mode: What is kept of a rollout that has ended while its siblings have not: `keep` holds its record and events
@@ -86,6 +87,7 @@ class InFlight:
     to_create: set[str] = field(default_factory=set[str])
     undecided: set[str] = field(default_factory=set[str])
     left: set[str] = field(default_factory=set[str])
+    restored: frozenset[str] = frozenset()
     waiting: list[list[Any]] = field(default_factory=list[list[Any]])
     default_config: Mapping[str, Any] | None = None
     last_read: tuple[str, list[Any]] = ("", [])
@@ -181,6 +183,8 @@ class InFlight:
     def restore(self, groups: Iterable[PromptGroup], *, group_size: int) -> None:
         """Take over the groups of a checkpoint; `admit` hands them to the trainer."""
         self.tracked, self.to_create, self.undecided, self._held_bytes = {}, set(), set(), 0
+        groups = list(groups)
+        self.restored = frozenset(group.data_id for group in groups)
         self.waiting = [[self._take(rollout) for rollout in resized(group, group_size)] for group in groups]
 
     def _take(self, rollout: InFlightRollout) -> Any:
