@@ -429,3 +429,46 @@ def test_run_that_has_done_no_step_is_not_said_to_be_kept(
     text = capsys.readouterr().out
     assert "kept" not in text
     assert "no step" in text
+
+
+# --- trainers that load or save by themselves -----------------------------------------------------------------------
+
+
+def loads_by_itself(base: type) -> type:
+    """VERL's load, and nothing of the classes before it."""
+    load: Any = stock_trainer()._load_checkpoint  # type: ignore[attr-defined]
+
+    class Own(base):
+        def _load_checkpoint(self) -> Any:
+            return load(self)
+
+    return Own
+
+
+def saves_by_itself(base: type) -> type:
+    """VERL's save, likewise."""
+    save: Any = stock_trainer()._save_checkpoint  # type: ignore[attr-defined]
+
+    class Own(base):
+        def _save_checkpoint(self) -> Any:
+            return save(self)
+
+    return Own
+
+
+@pytest.mark.parametrize("own_trainer", [loads_by_itself, saves_by_itself])
+@pytest.mark.parametrize("val_before_train", [False, True])
+def test_trainer_that_loads_or_saves_by_itself_trains_as_alone(
+    server: AglServer, tmp_path: Path, own_trainer: Callable[[type], type], val_before_train: bool
+) -> None:
+    """No position is saved, and the run is that of the trainer alone."""
+    scene = Scene(replace(RUN, val_before_train=val_before_train), own_trainer=own_trainer)
+    truth = alone(scene, server, tmp_path)
+    account = extended(scene, server, tmp_path)
+    assert account.samples == truth.samples
+    assert account.left == truth.left
+    assert list(account.lives[0].saves) == list(truth.lives[0].saves)
+    assert not list(account.out_dir.glob(f"global_step_*/{FILE_NAME}"))
+    if own_trainer is loads_by_itself:
+        [warning] = account.lives[0].warnings
+        assert warning.startswith("This trainer loads checkpoints by itself")

@@ -59,6 +59,8 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
         UnencodableValueError: Likewise.
     """
     step_dir = capture.step_folder(trainer)
+    if session.active and session.run is None:
+        session.stay_out()
     if not session.active:
         # A step folder that is written again must not keep the input position of an earlier life.
         remove_files(step_dir, (SEAL_NAME, FILE_NAME))
@@ -68,7 +70,7 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
             log.warning("%s", error)
         session.sync_ledger(int(trainer.global_steps))
         return verl_save()
-    assert session.run is not None, "the run's identity is set by _load_checkpoint"
+    assert session.run is not None
     require_latest_life(step_dir.parent, session.run)
     started = time.monotonic()
     session.sync_ledger(int(trainer.global_steps))

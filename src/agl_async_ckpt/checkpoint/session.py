@@ -305,13 +305,23 @@ class Session:
             alive=self.alive,
         )
 
+    def stay_out(self) -> None:
+        """Leave everything to a trainer of the user's whose `_load_checkpoint` does not call `super()`."""
+        self.active = False
+        log.warning(
+            "This trainer loads checkpoints by itself (its _load_checkpoint does not call super()): no position can be "
+            "put back, so its checkpoints hold none."
+        )
+
     def before_rollout(self, trainer: Any) -> None:
         """Before the first rollout of a start, close the way to a dead trainer's models.
 
         Raises:
             ServerError: The server cannot be reached, or refuses us.
         """
-        if not self._server_reached:
+        if self.run is None:
+            self.stay_out()
+        elif not self._server_reached:
             agl_server.delete_models(capture.agl_client(trainer))
             self._server_reached = True
 
