@@ -171,7 +171,9 @@ class CheckpointOverrides(_Trainer):
 
     def _next_train_batch_dict_for_rollout(self) -> dict[str, Any]:
         self._async_ckpt.before_pull(self)
-        return super()._next_train_batch_dict_for_rollout()
+        batch = super()._next_train_batch_dict_for_rollout()
+        self._async_ckpt.check_first_pull(self, batch)  # where the pull by size is one's own and calls no `super()`
+        return batch
 
     def _next_train_batch_dict_with_size(self, size: int) -> dict[str, Any]:
         batch = super()._next_train_batch_dict_with_size(size)  # a trainer of one's own may pull several times a step

@@ -202,9 +202,9 @@ def test_ledger_is_durable_before_the_checkpoint_that_refers_to_it(
         assert last is not None
         order.append(("synced", last.step))
 
-    def noted_commit(state: Any, step_dir: Any) -> Any:
+    def noted_commit(state: Any, step_dir: Any, **kwargs: Any) -> Any:
         order.append(("committed", state.global_step))
-        return commit(state, step_dir)
+        return commit(state, step_dir, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(LedgerWriter, "sync", noted_sync)

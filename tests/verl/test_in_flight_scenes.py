@@ -290,7 +290,7 @@ def test_finished_siblings_are_never_generated_again(make_stage: StageMaker) -> 
 
 @pytest.mark.parametrize("in_flight", ["keep", "regenerate"])
 def test_what_ended_without_a_trainer_is_run_again(make_stage: StageMaker, in_flight: str) -> None:
-    """Agents fail, swallow errors and end while no trainer is there: none of that is trained, nor what failed before."""
+    """Agents fail, swallow errors and end while no trainer is there: none of it is trained, nor what failed before."""
     with make_stage("4/1/3", rollout_n=4, total_steps=3, extension={"in_flight": in_flight}) as stage:
         truth = stage.truth(3)
         again = ["gate:resumed", *ENDS]

@@ -45,6 +45,8 @@ OF_THE_MANAGER = (
     "_get_events",
     "_get_rollout",
     "_post_event",
+    "_run_failed_hook",
+    "_run_succeeded_hook",
     "register_model",
 )
 """Methods of agent-lightning's rollout managers that the extension overrides or calls."""

@@ -50,6 +50,8 @@ class Retention:
         from omegaconf import open_dict
 
         section, step = trainer.config.trainer, int(trainer.global_steps)
+        self._sealed.discard(step)
+        self._make_room(trainer)
         numbers = numbers_to_keep(trainer)
         changed: dict[str, Any] = {}
         num_removed: dict[str, int] = {}
@@ -61,7 +63,6 @@ class Retention:
         if section.get(DEPRECATED_KEEP_ONE, False):
             changed[DEPRECATED_KEEP_ONE] = False
         before = {key: section[key] for key in changed if key in section}
-        self._sealed.discard(step)
         with open_dict(section):
             section.update(changed)
         try:
@@ -97,17 +98,34 @@ class Retention:
 
         What cannot be removed, or looked at, takes up space; it is no reason to end a training that has saved.
         """
-        step_dir = capture.step_folder(trainer)
         self._sealed.add(int(trainer.global_steps))
         numbers = numbers_to_keep(trainer)
         try:
-            seal = read_seal(step_dir)
-            self._seen = {role: bool(seal.files_of(role)) for role in MODEL_FOLDERS}
-            if seal.async_save or not numbers:
-                return
-            surplus = choose_surplus([info for info in list_steps(step_dir.parent) if info.has_state], numbers)
-        except (AsyncCheckpointError, OSError) as error:
-            log.warning("Models beyond the number to keep stay in %s for now: %s", step_dir.parent, error)
+            seal = read_seal(capture.step_folder(trainer))
+        except AsyncCheckpointError as error:
+            log.warning("Models beyond the number to keep stay for now: %s", error)
+            return
+        self._seen = {role: bool(seal.files_of(role)) for role in MODEL_FOLDERS}
+        if not seal.async_save:
+            self._remove_surplus(trainer, numbers)
+
+    def _make_room(self, trainer: Any) -> None:
+        """Before a save, remove the model that goes after it anyway: a disk that is enough for VERL alone is enough."""
+        if not capture.saves_asynchronously(trainer):
+            numbers = numbers_to_keep(trainer)
+            self._remove_surplus(trainer, {role: max(1, number - 1) for role, number in numbers.items()})
+
+    def _remove_surplus(self, trainer: Any, numbers: dict[str, int]) -> None:
+        """Remove models beyond `numbers`, without the step that is being saved if that is to be built anew."""
+        if not numbers:
+            return
+        folder, step = capture.step_folder(trainer).parent, int(trainer.global_steps)
+        try:
+            usable = [info for info in list_steps(folder) if info.has_state]
+            steps = [info for info in usable if info.step != step or step in self._sealed]
+            surplus = choose_surplus(steps, numbers)
+        except OSError as error:
+            log.warning("Models beyond the number to keep stay in %s for now: %s", folder, error)
             return
         for info, roles in surplus:
             try:

@@ -248,6 +248,16 @@ class Session:
         room = capture.async_batch_size(trainer) - 1
         capture.set_carry_over(trainer, in_flight.admit(capture.carry_over(trainer), room=room))
 
+    def check_first_pull(self, trainer: Any, batch: Any) -> None:
+        """Compare the first pull of a resume with the rows that were buffered; later ones are not looked at.
+
+        Raises:
+            StateMismatchError: It does not begin with them.
+        """
+        if self.first_pull is not None:
+            self.first_pull.check(batch, capture.buffered_batch(trainer))
+            self.first_pull = None
+
     def after_pull(self, trainer: Any, batch: Any) -> None:
         """Note what was pulled; refuse rows that are not the saved ones, or that the next save could not carry.
 
@@ -256,9 +266,7 @@ class Session:
             UnencodableValueError: A value that stays buffered, or one of the loader's state. What is in flight was
                 posted as JSON and can always be carried.
         """
-        if self.first_pull is not None:
-            self.first_pull.check(batch, capture.buffered_batch(trainer))
-            self.first_pull = None
+        self.check_first_pull(trainer, batch)
         if self.ledger is not None:
             self.ledger.pulled(trainer, batch)
         if not self.active:
