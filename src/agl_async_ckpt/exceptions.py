@@ -13,7 +13,7 @@ AsyncCheckpointError
 ├── StateMismatchError (ValueError)       a sound file that does not fit this step or this run
 ├── UnencodableValueError (TypeError)     an input that the file format cannot carry
 ├── StateWriteError (OSError)             the input state was not published
-└── ServerError (ConnectionError)         the agl-server cannot be reached, or refuses what a resume needs
+└── ServerError (ConnectionError)         the agl-server cannot be reached, or refuses what is needed
 
 Not errors: a training that was asked to stop, has saved, and has ended before its last step.
 
@@ -79,7 +79,7 @@ class StateWriteError(AsyncCheckpointError, OSError):
 
 
 class ServerError(AsyncCheckpointError, ConnectionError):
-    """The agl-server cannot be reached, or answers what a resume cannot work with; the checkpoint is untouched."""
+    """The agl-server cannot be reached, or answers what cannot be worked with; the checkpoint is untouched."""
 
 
 EXIT_STOPPED = 75

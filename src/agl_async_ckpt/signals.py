@@ -115,7 +115,7 @@ class StopSignals:
 
     @contextmanager
     def around_init(self) -> Iterator[None]:
-        """Around `ray.init`, which takes SIGTERM for itself and ends this process at one.
+        """Stay in charge around `ray.init`, which takes SIGTERM for itself and ends this process at one.
 
         Raises:
             StopRequested: One came meanwhile.

@@ -2,7 +2,8 @@
 
 VERL's retention counts saves: it counts a step twice that is saved twice, and one whose save failed; it removes a model
 before the next step is published, and forgets what earlier lives have saved. So VERL is told to keep what is needed
-while it saves, and the surplus goes here, once the new step is sealed.
+while it saves, and the surplus goes here: before a save what VERL would remove for it, but never the last complete
+step, and the rest once the new step is sealed.
 
 What only VERL can reach stays VERL's to remove: models on other machines' own disks, and models that are saved in the
 background, where VERL alone knows when a save has finished. For these it is told a number at each save with which it
@@ -34,7 +35,7 @@ DEPRECATED_KEEP_ONE = "remove_previous_ckpt_in_save"
 
 
 class Retention:
-    """Of one trainer object and its workers, over all of its `fit()` calls: VERL's workers remember as long."""
+    """Keeps and removes models for one trainer object, over all of its `fit()` calls: its workers remember as long."""
 
     def __init__(self) -> None:
         self._known_to_verl: dict[str, list[int]] = {role: [] for role in MODEL_FOLDERS}

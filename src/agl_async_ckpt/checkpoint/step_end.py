@@ -30,7 +30,7 @@ LOOK_EVERY_S = 1.0
 
 
 class StepEnd:
-    """Of one trainer.
+    """Decides at the ends of steps, for one trainer.
 
     Attributes:
         request: What this `fit()` stops for, once it was seen.

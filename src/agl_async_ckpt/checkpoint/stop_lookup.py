@@ -22,7 +22,7 @@ PATIENCE_S = 1.0
 
 
 class StopLookup:
-    """Of one trainer."""
+    """Looks for a request to stop, for one trainer."""
 
     def __init__(self, config: AsyncCheckpointConfig, section: Any) -> None:
         """Look at what was there before this trainer.
