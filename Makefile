@@ -24,7 +24,7 @@ ORLHF_PIP := $(ORLHF)/bin/python -m pip install --quiet --disable-pip-version-ch
 ORLHF_PYTEST := $(ORLHF)/bin/python -m pytest -m openrlhf tests/openrlhf
 
 .DEFAULT_GOAL := help
-.PHONY: help install build demo test test-slow test-ray test-faults soak soak-demo test-matrix test-oldest test-openrlhf bench lint types docs format clean
+.PHONY: help install build demo test test-slow test-ray test-faults yardstick soak soak-demo test-matrix test-oldest test-openrlhf bench lint types docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -72,6 +72,9 @@ test-ray: install ## run the tests that need real Ray, one at a time
 test-faults: install ## kill, refuse and cut off saves at every system call; needs strace, better as root with xfsprogs
 	@echo "==> fault suite"
 	@$(PYTEST) -m faults tests/faults $(ARGS)
+
+yardstick: install ## compare N drawn scenes with what the trainer alone trains  [N=100 SEED=7]
+	@$(BIN)/python -W ignore -m tests.yardstick.campaign $(or $(N),100) $(if $(SEED),--seed $(SEED))
 
 soak: install ## kill -9 the rig N times at random moments, resume, compare  [N=1000 SEED=7]
 	@$(BIN)/python -W ignore -m tests.rig.kill_campaign $(or $(N),1000) $(if $(SEED),--seed $(SEED))

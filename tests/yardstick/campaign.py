@@ -12,9 +12,10 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tests.rig.in_flight import SiblingPlan
-from tests.rig.life import quiet
+from tests.rig.life import Parts, quiet
 from tests.rig.server import AglServer
 from tests.rig.settings import RunSettings
 from tests.yardstick.hooks import CORRECTS_THE_TRACE, POSTS_A_REWARD, POSTS_THE_TRACE, RELABELS
@@ -56,7 +57,29 @@ def draw_scene(dice: random.Random) -> tuple[Scene, str]:
     if dice.random() < 0.15:
         # The agents record nothing, the hook posts all of it.
         plan, hooks = replace(plan, outcome=dict.fromkeys(range(run.n), "silent")), "silent agents"
-    return Scene(run, plan, hooks=HOOKS.get(hooks, POSTS_THE_TRACE)), hooks
+    parts = Parts(sampler=dice.choice([None] * 4 + [with_replacement]))
+    if run.payload == "plain" and dice.random() < 0.2:
+        parts = replace(parts, collate=number_per_batch)
+    return Scene(run, plan, hooks=HOOKS.get(hooks, POSTS_THE_TRACE), parts=parts), hooks
+
+
+def with_replacement(data: Any, dataset: Any) -> Any:
+    """A sampler that draws any row any time."""
+    import torch
+    from torchdata.stateful_dataloader.sampler import RandomSampler
+
+    generator = torch.Generator()
+    generator.manual_seed(int(data.seed))
+    return RandomSampler(dataset, replacement=True, generator=generator)
+
+
+def number_per_batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """VERL's collate function, and a column whose type of number depends on the batch."""
+    import numpy as np
+    from verl.utils.dataset.rl_dataset import collate_fn
+
+    ids = [int(row["index"]) for row in rows]
+    return {**collate_fn(rows), "number": np.asarray(ids, dtype=np.int64 if ids[0] % 2 else np.float64)}
 
 
 def judge(number: int, server: AglServer, folder: Path) -> tuple[tuple[Interruption, ...], list[str]]:
@@ -156,6 +179,9 @@ def _interruption(dice: random.Random, run: RunSettings, truth: Account, step: i
     points = ["pulled", "trained"]
     if truth.steps[step].samples:
         points.append("updated")
+    test_freq = next((int(text.partition("=")[2]) for text in run.overrides), 0)
+    if test_freq and step % test_freq == 0:
+        points += ["validating", "validating"]
     if step in truth.lives[0].saves:
         points += ["save", "actor_saved", "saved", "saved", "saved"]
     server = dice.choice(["alive", "restarted"])
@@ -184,6 +210,8 @@ def _traits(scene: Scene, hooks: str, interruptions: tuple[Interruption, ...]) -
         "rich columns": run.payload == "rich",
         "surplus": run.mini_batch > 1,
         "loader workers": run.num_workers > 0,
+        "sampler with replacement": scene.parts.sampler is not None,
+        "numbers of two types": scene.parts.collate is not None,
     }
     for end in interruptions:
         traits[f"{end.how} at {end.point}"] = True

@@ -37,6 +37,7 @@ def test_drawn_scenes_are_those_of_the_trainer_alone(
     assert set(figures.traits) >= {
         *("hook reward", "hook trace", "hook relabel", "hook silent agents", "siblings", "bad row", "kept few"),
         *("critic", "validations", "rich columns", "surplus", "loader workers", "fork", "roll-back"),
+        *("sampler with replacement", "numbers of two types", "kill at validating"),
         *("server alive", "server restarted", "kill at pulled", "kill at trained", "kill at updated"),
         *("kill at save", "kill at actor_saved", "kill at saved", "stop at pulled", "stop at trained"),
     }
