@@ -15,7 +15,7 @@ require_frameworks()
 
 from agl_async_ckpt.checkpoint.plan import plan_latest  # noqa: E402
 from agl_async_ckpt.cli.main import main  # noqa: E402
-from agl_async_ckpt.storage.layout import RUN_FILE_NAME, TRACKER_NAME, step_name  # noqa: E402
+from agl_async_ckpt.storage.layout import FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name  # noqa: E402
 from agl_async_ckpt.storage.steps import list_steps  # noqa: E402
 from tests.rig.life import run_life  # noqa: E402
 from tests.rig.record import Life  # noqa: E402
@@ -78,12 +78,29 @@ def test_the_newest_step_of_this_branch_is_taken(
 def test_a_branch_that_has_saved_nothing_begins_where_it_began(
     point: str, first: Life, server: AglServer, tmp_path: Path
 ) -> None:
-    """The tracker names step 6 until the first save; 2 is where the training went back to."""
+    """Step 2 is where the training went back to, and what the tracker names from then on."""
     second = run_life(back_to(tmp_path, 2), tmp_path, server.url, die_at=(point, 2 if point == "loaded" else 3))
-    assert (tmp_path / TRACKER_NAME).read_text() == "6"
+    assert (tmp_path / TRACKER_NAME).read_text() == "2"
     plan = plan_latest(tmp_path)
     assert plan.step_dir == tmp_path / step_name(2)
-    assert "went back to step 2" in plan.warnings[0]
+    assert not plan.warnings
+    third = run_life(RUN, tmp_path, server.url)
+    assert third.start == 2
+    assert_continues(uninterrupted(RUN, server), first, second, third)
+
+
+@pytest.mark.parametrize("left", ["saved without the extension", "damaged"])
+def test_a_branch_that_left_an_unusual_step_begins_where_it_began(
+    left: str, first: Life, server: AglServer, tmp_path: Path
+) -> None:
+    """Such a step names no branch, and must not be taken, or refused, for that."""
+    path = tmp_path / step_name(6) / FILE_NAME
+    if left == "damaged":
+        path.write_bytes(b"damaged")
+    else:
+        path.unlink()
+        (tmp_path / step_name(6) / SEAL_NAME).unlink()
+    second = run_life(back_to(tmp_path, 2), tmp_path, server.url, die_at=("pulled", 3))
     third = run_life(RUN, tmp_path, server.url)
     assert third.start == 2
     assert_continues(uninterrupted(RUN, server), first, second, third)
@@ -112,7 +129,7 @@ def test_a_new_training_whose_only_steps_are_damaged_does_not_begin_again(
         next((tmp_path / step_name(step) / "actor").iterdir()).unlink()
     plan = plan_latest(tmp_path)
     assert plan.action == "refuse"
-    assert "global_step_6: which is of a branch that was left when the training began anew" in plan.text
+    assert "global_step_6: of a branch that was left when the training began anew" in plan.text
 
 
 def test_a_branch_of_a_branch(first: Life, server: AglServer, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def position_text(step_dir: Path, reason: str, position: Position) -> str:
 def abandoned_text(left_at: int) -> str:
     """Say why a step is not of the training that goes on."""
     how = f"went back to step {left_at}" if left_at else "began anew"
-    return f"which is of a branch that was left when the training {how}"
+    return f"of a branch that was left when the training {how}"
 
 
 def _names_nothing(tracker: int | TrackerProblem | None) -> bool:
@@ -175,18 +175,20 @@ def _doubt(folder: Path, tracker: int | TrackerProblem | None, selected: StepInf
     if selected is None:
         return f"{folder / TRACKER_NAME} names step {tracker}, which does not exist"
     if selected.left_at is not None:
-        return f"{folder / TRACKER_NAME} names step {tracker}, {abandoned_text(selected.left_at)}"
+        return f"{folder / TRACKER_NAME} names step {tracker}, which is {abandoned_text(selected.left_at)}"
     return f"{selected.path} is not complete ({_joined(selected.problems)})"
 
 
 def _none_complete(folder: Path, steps: list[StepInfo]) -> str:
     rows = [f"  {step.path.name}: {_why_not(step)}" for step in steps[-MAX_LISTED:]]
+    left = [step.path for step in steps if step.abandoned and step.complete]
+    other = f"{left[-1]} or another folder's checkpoint" if left else "another folder's checkpoint"
     return "\n".join(
         [
             f"No checkpoint in {folder} is complete, and training from scratch would lose them silently.",
             *rows,
-            "Bring back what one of them lacks, resume from another folder's checkpoint with "
-            "trainer.resume_mode=resume_path, or start in an empty trainer.default_local_dir.",
+            f"Bring back what one of them lacks, resume from {other} with trainer.resume_mode=resume_path, or start in "
+            "an empty trainer.default_local_dir.",
         ]
     )
 

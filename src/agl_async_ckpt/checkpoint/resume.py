@@ -289,8 +289,12 @@ def _resume_from(trainer: Any, step_dir: Path | None) -> Iterator[None]:
 
 
 def _follow(trainer: Any, step_dir: Path) -> None:
-    """Have the tracker name the step that an automatic resume chose, now that it is verified."""
+    """Have the tracker name the step of this folder that the training goes on from, now that it is verified.
+
+    After going back by `resume_path` too: until the first save an automatic start would take the step that was left.
+    """
     folder = output_folder(trainer)
     step = parse_step(step_dir)
-    if trainer.config.trainer.resume_mode == "auto" and step is not None and read_tracker(folder) != step:
+    is_own = step_dir.parent.resolve() == folder.resolve()
+    if is_own and step is not None and read_tracker(folder) != step:
         publish(folder / TRACKER_NAME, lambda fd: write_all(fd, str(step).encode()))

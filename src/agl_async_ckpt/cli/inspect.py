@@ -27,7 +27,7 @@ EXAMPLES = """\
 examples:
   agl-async-ckpt inspect checkpoints/my_run
   agl-async-ckpt inspect checkpoints/my_run/global_step_40
-  agl-async-ckpt inspect checkpoints/my_run --json | jq '.[] | select(.complete) | .step'
+  agl-async-ckpt inspect checkpoints/my_run --json | jq '.[] | select(.complete and (.abandoned | not)) | .step'
 
 exit codes:
   0  PATH was looked at

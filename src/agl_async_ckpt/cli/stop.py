@@ -28,7 +28,7 @@ examples:
 exit codes:
   0  the request is left; with --wait: the trainer has stopped, or none is there
   1  the trainer was still there after --wait seconds
-  2  there is no such folder, or it cannot be written
+  2  there is no such folder, no run has begun in it, or it cannot be written
 """
 
 
