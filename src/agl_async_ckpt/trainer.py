@@ -131,6 +131,11 @@ class CheckpointOverrides(_Trainer):
             session.leave_folder()
         raise stopped
 
+    def _train_step(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._train_step(*args, **kwargs)
+        self._async_ckpt.add_metrics(self, result)  # here, so that a subclass finds them in what it gets
+        return result
+
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
         return self._step_end.validate(self, partial(super()._validate, *args, **kwargs))
 

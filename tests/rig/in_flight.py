@@ -203,29 +203,17 @@ def _put_store(values: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def metrics_of() -> Iterator[tuple[type, dict[int, dict[str, Any]]]]:
-    """Yield a trainer class of this package, for `run_life`, and where it notes the extension's metrics by step.
-
-    All but what a save has cost.
-    """
+    """Yield a trainer class of this package, for `run_life`, and where it notes the extension's metrics by step."""
     metrics: dict[int, dict[str, Any]] = {}
     base: Any = extended_trainer()
 
     class Measured(base):
-        def fit(self) -> Any:
-            self.of_steps: dict[int, dict[str, Any]] = {}
-            try:
-                return super().fit()
-            finally:  # the extension adds its own when the step is over, outside of the trainer's own method
-                prefix = "training/async_ckpt/"
-                for step, values in self.of_steps.items():
-                    found = {name: value for name, value in values.items() if name.startswith(prefix)}
-                    found = {name: value for name, value in found.items() if "last_save" not in name}
-                    metrics[step] = {name.removeprefix(prefix): value for name, value in found.items()}
-
         def _train_step(self, *args: Any, **kwargs: Any) -> Any:
             result = super()._train_step(*args, **kwargs)
             if result is not None:
-                self.of_steps[self.global_steps] = result[0]
+                prefix = "training/async_ckpt/"
+                found = {name: value for name, value in result[0].items() if name.startswith(prefix)}
+                metrics[self.global_steps] = {name.removeprefix(prefix): value for name, value in found.items()}
             return result
 
     Measured.__module__ = base.__module__

@@ -36,7 +36,7 @@ OF_THE_TRAINER = (
     "_validate",
     "fit",
 )
-"""Methods of agent-lightning's trainer that the extension overrides, or follows (`_train_step`)."""
+"""Methods of agent-lightning's trainer that the extension overrides."""
 
 OF_THE_MANAGER = (
     "_create_rollouts",

@@ -216,7 +216,7 @@ class Session:
             self.ledger = None
 
     def step_done(self, trainer: Any, result: Any) -> None:
-        """Write the ledger's line of a step and add this package's metrics.
+        """Write the ledger's line of a step, and see that this package's metrics are with it.
 
         Args:
             result: What `_train_step` returned: None, or (metrics, training batch).
@@ -226,7 +226,16 @@ class Session:
             if self.in_flight.waiting:
                 in_flight = self.in_flight.everything(in_flight)
             self.ledger.step_done(trainer, in_flight, result)
-        if self.active and result is not None:
+        self.add_metrics(trainer, result)
+
+    def add_metrics(self, trainer: Any, result: Any) -> None:
+        """Add this package's metrics to those of a step, once.
+
+        Args:
+            trainer: The trainer.
+            result: What `_train_step` returned.
+        """
+        if self.active and result is not None and result[0] is not self._step_metrics:
             self._step_metrics = result[0]
             result[0].update(self.metrics(trainer))
 
