@@ -59,7 +59,7 @@ class SteppedTrainer:
         done, trainer._carry_over_rollouts = everything[: self._batch * self._n], everything[self._batch * self._n :]
         result = {}, SimpleNamespace(non_tensor_batch={"uid": _object_array([item.data_id for item in done])})
         started = clock()
-        session.ledger.completed(done)
+        session.ledger.completed([], done, trainer._carry_over_rollouts)
         session.step_done(trainer, result)
         return ours + clock() - started, noting
 

@@ -36,6 +36,7 @@ def _follow_step(trainer: Any, train_step: Callable[..., Any], *args: Any, **kwa
     session: Session = trainer._async_ckpt
     step_end: StepEnd = trainer._step_end
     step_end.before_step(trainer)
+    session.in_loop = True
     if session.active:
         session.restore_rng()
     result = _train(trainer, session, partial(train_step, *args, **kwargs))
@@ -109,9 +110,11 @@ class CheckpointOverrides(_Trainer):
         """
         session, step_end = self._async_ckpt, self._step_end
         step_end.begin()
-        # An attribute of the instance, which the loop finds first: the `_train_step` of a trainer of one's own is
-        # followed whether it calls `super()` or not.
-        self._train_step = partial(_follow_step, self, self._train_step)
+        # Attributes of the instance, which the loop finds first: methods of a trainer of one's own are followed whether
+        # they call `super()` or not.
+        own_step, own_manager = self._train_step, self._make_rollout_manager
+        self._train_step = partial(_follow_step, self, own_step)
+        self._make_rollout_manager = lambda manager_cls: own_manager(session.manager_class(self, manager_cls))
         try:
             result = super().fit()
             step_end.after_loop(self)
@@ -126,12 +129,14 @@ class CheckpointOverrides(_Trainer):
             delete_rollouts(self, session.in_flight, all_waited_for=saved_them, reclaim=session.config.reclaim)
             step_end.answer()
         finally:
-            del self._train_step
+            del self._train_step, self._make_rollout_manager
             step_end.put_freq_back()
             session.leave_folder()
         raise stopped
 
     def _train_step(self, *args: Any, **kwargs: Any) -> Any:
+        if "_train_step" not in vars(self):  # in a `fit` of one's own that does not call `super()`
+            return _follow_step(self, super()._train_step, *args, **kwargs)
         result = super()._train_step(*args, **kwargs)
         self._async_ckpt.add_metrics(self, result)  # here, so that a subclass finds them in what it gets
         return result
@@ -151,7 +156,9 @@ class CheckpointOverrides(_Trainer):
         return load_checkpoint(self, self._async_ckpt, super()._load_checkpoint)
 
     def _make_rollout_manager(self, manager_cls: Any) -> Any:
-        return super()._make_rollout_manager(self._async_ckpt.manager_class(self, manager_cls))
+        if "_make_rollout_manager" not in vars(self):  # likewise
+            manager_cls = self._async_ckpt.manager_class(self, manager_cls)
+        return super()._make_rollout_manager(manager_cls)
 
     def _rollout(self, *args: Any, **kwargs: Any) -> Any:
         session = self._async_ckpt

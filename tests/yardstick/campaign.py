@@ -172,7 +172,12 @@ def draw_interruptions(dice: random.Random, run: RunSettings, truth: Account) ->
     if last == 1:
         return [Interruption("trained", 1)]
     steps = sorted(dice.sample(range(1, last), min(last - 1, dice.randint(1, 3))))
-    return [_interruption(dice, run, truth, step) for step in steps]
+    found = [_interruption(dice, run, truth, step) for step in steps]
+    has_forked = False
+    for index, end in enumerate(found):  # a fork's folder holds no step of before
+        found[index] = replace(end, back_to=None, fork=False) if has_forked else end
+        has_forked = has_forked or end.fork
+    return found
 
 
 def _interruption(dice: random.Random, run: RunSettings, truth: Account, step: int) -> Interruption:

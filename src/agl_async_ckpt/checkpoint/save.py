@@ -33,7 +33,7 @@ def take_state(trainer: Any, session: Session) -> InputState:
     dropped = len(groups) if session.config.in_flight == "drop" else 0
     return InputState(
         global_step=int(trainer.global_steps),
-        epoch=int(trainer.epoch),
+        epoch=int(trainer.epoch) + (0 if session.in_loop else 1),  # a validation before the first step may save
         exhausted=capture.is_exhausted(trainer, loader_state),
         loader_state=loader_state,
         buffered_batch=capture.buffered_batch(trainer),
@@ -59,6 +59,8 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
         UnencodableValueError: Likewise.
     """
     step_dir = capture.step_folder(trainer)
+    if not session.trains:
+        return _save_evaluated(trainer, step_dir, verl_save)
     if session.active and session.run is None:
         session.stay_out()
     if not session.active:
@@ -104,6 +106,15 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
         state.num_in_flight,
         path,
     )
+    return result
+
+
+def _save_evaluated(trainer: Any, step_dir: Path, verl_save: Callable[[], Any]) -> Any:
+    """Let a validation of the user's that saves do so in an evaluation; the position of that step stays what it was."""
+    is_sealed = (step_dir / SEAL_NAME).exists()
+    result = verl_save()
+    if is_sealed:
+        write_seal(step_dir, use_critic=bool(trainer.use_critic), async_save=capture.saves_asynchronously(trainer))
     return result
 
 

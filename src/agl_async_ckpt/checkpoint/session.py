@@ -63,6 +63,7 @@ class Session:
         patience: With which the agl-server is waited for.
         pending_rng: Generators to put back at the first training step.
         retention: Which models are kept, over all `fit()` calls.
+        in_loop: The first step has begun: before it `fit()` has not counted the epoch on, which it does after loading.
         report: Of the resume that this `fit()` began with, if any.
         first_pull: Checks the first pull after a resume, then None.
         ledger: Of this life's inputs; None if it is off, or training is not asynchronous.
@@ -110,6 +111,7 @@ class Session:
         self.report: ResumeReport | None = None
         self.first_pull: FirstPull | None = None
         self._proof: ProofOfLife | None = None
+        self.in_loop = False
         self._server_reached = False
         self._settled = False
         self._num_stale_requests = 0
@@ -250,6 +252,7 @@ class Session:
 
     def before_pull(self, trainer: Any) -> None:
         """Admit waiting groups, leaving room for one new input."""
+        self.in_loop = True
         if not self.active:
             return
         in_flight = self.in_flight

@@ -216,4 +216,6 @@ class StepEnd:
         """
         if self.last_step is None:
             return TrainingStopped(f"Stopped by {self.request} before a step was trained.", loaded_step, False)
-        return TrainingStopped(f"Stopped by {self.request} after step {self.last_step}.", self.last_step, True)
+        # A `_save_checkpoint` of the user's may have left the step out.
+        saved = self._saved_step == self.last_step
+        return TrainingStopped(f"Stopped by {self.request} after step {self.last_step}.", self.last_step, saved)

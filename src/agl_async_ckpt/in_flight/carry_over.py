@@ -44,6 +44,7 @@ class Tracked:
         doubted: It was restored, or lived while no server was there, so that a failure, or an end without an answer to
             train from, proves nothing of it.
         is_read: Its sample is built, and nobody waits for it any more.
+        num_vanished: How often it, or what it was created again for, was gone right after its end.
     """
 
     request: Mapping[str, Any] | None = None
@@ -54,6 +55,7 @@ class Tracked:
     served: bool = False
     doubted: bool = False
     is_read: bool = False
+    num_vanished: int = 0
 
     @property
     def is_train(self) -> bool:
@@ -239,7 +241,8 @@ class InFlight:
         for item, known, new_id in zip(items, replaced, [request["rollout_id"] for request in requests], strict=True):
             self.forget(item.rollout_id)
             self.to_create.discard(item.rollout_id)
-            self.tracked[new_id] = Tracked(request=known.request)  # byte-equal over any number of generations
+            # Byte-equal over any number of generations.
+            self.tracked[new_id] = Tracked(request=known.request, num_vanished=known.num_vanished)
             capture.renew_enqueued(item, new_id, time.time())
         return old_ids
 

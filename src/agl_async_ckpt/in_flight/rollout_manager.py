@@ -57,7 +57,7 @@ def extended_manager(
             self.enqueued: list[Any] = []
             self._hooks_act = capture.hooks_act(self)
             self._looks = False
-            self._hooked: str | None = None
+            self._hooked: tuple[str, Any] | None = None
             self._fresh: tuple[str, tuple[list[Any], list[Any]]] | None = None
 
         def register_model(self, server_addresses: list[str]) -> Any:
@@ -100,8 +100,17 @@ def extended_manager(
                 return rollout
             if known.doubted and capture.has_failed(rollout):
                 return self._get_rollout(rerun(self, rollout_id))
-            self._run_hook(rollout)
-            triplets = self._keep(rollout, known)
+            try:
+                self._run_hook(rollout)
+                triplets = self._keep(rollout, known)
+            except agl_server.UnknownRolloutError:
+                known.num_vanished += 1
+                if known.num_vanished < MAX_LOSSES:
+                    raise
+                raise ServerError(
+                    f"The agl-server at {self.client.base_url} did not know rollout {rollout_id} right after it had "
+                    f"ended, {MAX_LOSSES} times.\nLook for what deletes it: a hook may. {agl_server.ADVICE}"
+                ) from None
             if known.doubted and not self._is_proven(known, triplets):
                 return self._get_rollout(rerun(self, rollout_id))
             known.doubted = False
@@ -109,18 +118,27 @@ def extended_manager(
 
         def _run_hook(self, rollout: Any) -> None:
             # Here, and not when the loop calls for it: a server that is lost meanwhile is dealt with as any loss is.
+            # The loop reads the state before it does: a hook may change what it is given.
+            given = rollout if self._hooks is None else rollout.model_copy(deep=True)
             if capture.has_failed(rollout):
-                super()._run_failed_hook(rollout)
+                super()._run_failed_hook(given)
             else:
-                super()._run_succeeded_hook(rollout)
-            self._hooked = rollout.rollout_id
+                super()._run_succeeded_hook(given)
+            self._hooked = rollout.rollout_id, given
+
+        def _has_run(self, rollout: Any) -> bool:
+            """Whether the hook of a rollout has just run; what it has changed shows from here on."""
+            if self._hooked is None or rollout.rollout_id != self._hooked[0]:
+                return False
+            vars(rollout).update(vars(self._hooked[1]))
+            return True
 
         def _run_succeeded_hook(self, rollout: Any) -> None:
-            if rollout.rollout_id != self._hooked:
+            if not self._has_run(rollout):
                 super()._run_succeeded_hook(rollout)
 
         def _run_failed_hook(self, rollout: Any) -> None:
-            if rollout.rollout_id != self._hooked:
+            if not self._has_run(rollout):
                 super()._run_failed_hook(rollout)
 
         def _keep(self, rollout: Any, known: Tracked) -> list[Any]:
