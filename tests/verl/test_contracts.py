@@ -97,6 +97,7 @@ OVERRIDDEN = {
     "_pause_and_drain_gateway": ("reason",),
     "_next_train_batch_dict_for_rollout": (),
     "_next_train_batch_dict_with_size": ("size",),
+    "_train_step": ("timing_raw", "curr_step_profile"),
     "_validate": ("merged",),
 }
 

@@ -14,7 +14,7 @@ require_frameworks()
 from tests.rig.server import AglServer  # noqa: E402
 from tests.yardstick.campaign import run_campaign  # noqa: E402
 
-NUM_QUICK, NUM_SCENES = 16, 200
+NUM_QUICK, NUM_SCENES = 8, 200
 
 
 @pytest.mark.timeout(600)
