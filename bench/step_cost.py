@@ -41,13 +41,15 @@ class SteppedTrainer:
 
     def step(self, clock: Clock) -> tuple[float, float]:
         """Play one step; returns the seconds of our hooks, and those of noting what is posted."""
+        from tests.rig.life import stock_trainer
+
         trainer, session = self.trainer, self.session
         trainer.global_steps += 1
         started = clock()
         session.before_pull(trainer)
         ours = clock() - started
         num_missing = self._active - len(trainer._carry_over_rollouts) // self._n
-        batch = trainer._next_train_batch_dict_with_size(num_missing)
+        batch = stock_trainer()._next_train_batch_dict_with_size(trainer, num_missing)  # type: ignore[attr-defined]
         started = clock()
         session.after_pull(trainer, batch)
         ours += clock() - started
@@ -59,7 +61,8 @@ class SteppedTrainer:
         done, trainer._carry_over_rollouts = everything[: self._batch * self._n], everything[self._batch * self._n :]
         result = {}, SimpleNamespace(non_tensor_batch={"uid": _object_array([item.data_id for item in done])})
         started = clock()
-        session.ledger.completed([], done, trainer._carry_over_rollouts)
+        names = session.ledger.enqueued(batch)
+        session.ledger.completed(names, done, trainer._carry_over_rollouts)
         session.step_done(trainer, result)
         return ours + clock() - started, noting
 
