@@ -134,7 +134,7 @@ def _finished(rollout_id: str, task: dict[str, Any], per_turn: int) -> Any:
     """A finished rollout as the trainer keeps it."""
     from agentlightning.schemas import Rollout
 
-    from agl_async_ckpt.in_flight.kept_events import measured
+    from agl_async_ckpt.agl.in_flight.kept_events import measured
 
     record = Rollout.model_validate(
         {
@@ -218,10 +218,10 @@ def _model_request(rng: random.Random, num_tokens: int) -> dict[str, Any]:
 
 def _resume(num_groups: int) -> list[Figure]:
     """Adopt, create again and reclaim, as the first rollout after a resume does."""
-    from agl_async_ckpt import capture
-    from agl_async_ckpt.in_flight import agl_server
-    from agl_async_ckpt.in_flight.carry_over import InFlight
-    from agl_async_ckpt.in_flight.settle import Policy, decide, reclaimable
+    from agl_async_ckpt.agl import internals
+    from agl_async_ckpt.agl.in_flight import agl_server
+    from agl_async_ckpt.agl.in_flight.carry_over import InFlight
+    from agl_async_ckpt.agl.in_flight.settle import Policy, decide, reclaimable
     from bench.server_process import serving
 
     groups = [_group(i, {"prompt": "x" * 4096, "index": i}) for i in range(num_groups)]
@@ -229,11 +229,11 @@ def _resume(num_groups: int) -> list[Figure]:
     with serving() as manager:
         known, foreign = members[: len(members) // 3], len(members) // 3
         for start in range(0, len(known), 256):
-            capture.post_rollouts(
+            internals.post_rollouts(
                 manager, [_creation(rollout.rollout_id, "bench") for rollout in known[start : start + 256]]
             )
         for start in range(0, foreign, 256):
-            capture.post_rollouts(
+            internals.post_rollouts(
                 manager, [_creation(f"left-over-{i}", "bench") for i in range(start, min(start + 256, foreign))]
             )
         in_flight = InFlight(run_id="bench", default_config={})
@@ -266,7 +266,7 @@ def _resume(num_groups: int) -> list[Figure]:
 
 
 def _creation(rollout_id: str, run_id: str) -> dict[str, Any]:
-    from agl_async_ckpt.in_flight.carry_over import RUN_ID_KEY
+    from agl_async_ckpt.agl.in_flight.carry_over import RUN_ID_KEY
 
     return {
         "rollout_id": rollout_id,

@@ -51,8 +51,8 @@ def measure(folder: Path, *, quick: bool = False) -> list[Figure]:
 
 
 def _one(num_rows: int, *, shuffle: bool, repeats: int) -> list[Figure]:
-    from agl_async_ckpt.checkpoint.fingerprint import differences, take_fingerprint
-    from agl_async_ckpt.checkpoint.loader_position import (
+    from agl_async_ckpt.agl.inputs.fingerprint import differences, take_fingerprint
+    from agl_async_ckpt.agl.inputs.loader_position import (
         loader_differences,
         open_loader,
         order_differences,
@@ -186,6 +186,6 @@ def _plain_loader(dataset: Rows, shuffle: bool) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    from agl_async_ckpt import capture
+    from agl_async_ckpt.agl import internals
 
-    return capture.written_by()
+    return internals.written_by()

@@ -52,10 +52,10 @@ def measure(folder: Path, *, quick: bool = False) -> list[Figure]:
 
 def run_folder(out: Path, num_steps: int) -> Path:
     """An output folder with saved steps: input state, data.pt, a model file, seal and tracker."""
+    from agl_async_ckpt.folder.seal import write_seal
     from agl_async_ckpt.state import Fingerprint, InputState
     from agl_async_ckpt.storage.commit import commit_state
     from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, TRACKER_NAME
-    from agl_async_ckpt.storage.seal import write_seal
 
     out.mkdir(parents=True)
     fsync, os.fsync = os.fsync, lambda fd: None  # a thousand steps that nobody resumes from

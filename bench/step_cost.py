@@ -67,7 +67,7 @@ class SteppedTrainer:
         return ours + clock() - started, noting
 
     def _enqueue(self, batch: Any, num_groups: int) -> tuple[list[Any], list[dict[str, Any]]]:
-        from agl_async_ckpt import capture
+        from agl_async_ckpt.agl import internals
 
         step = self.trainer.global_steps
         new: list[Any] = []
@@ -84,7 +84,7 @@ class SteppedTrainer:
                     "enqueue_time": 0.0,
                     "input": row,
                 }
-                new.append(capture.enqueued_rollout(fields))
+                new.append(internals.enqueued_rollout(fields))
                 requests.append({"rollout_id": rollout_id, "input": row, "is_train": True, "config": {}})
         return new, requests
 

@@ -18,7 +18,7 @@ def setup() -> None:
     """Set a worker process up as the demo does, and time the saves of its trainer."""
     from cpu_training import worker_hook
 
-    from agl_async_ckpt.activation import TRAINER_CLASS, TRAINER_MODULE
+    from agl_async_ckpt.agl.activation import TRAINER_CLASS, TRAINER_MODULE
 
     worker_hook.setup()
 
@@ -31,8 +31,8 @@ def setup() -> None:
 
 def timing_class(base: Any) -> Any:
     """A subclass whose first save is repeated: with the extension and without, in turns, into folders of their own."""
-    from agl_async_ckpt.checkpoint import save as our_save
-    from agl_async_ckpt.trainer import CheckpointOverrides
+    from agl_async_ckpt.agl import save as our_save
+    from agl_async_ckpt.agl.trainer import CheckpointOverrides
 
     class TimingTrainer(base):
         def _save_checkpoint(self) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.exceptions import EXIT_STOPPED
-from agl_async_ckpt.storage.steps import list_steps, read_tracker
+from agl_async_ckpt.folder.steps import list_steps, read_tracker
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from agl_async_ckpt._version import __version__
 
 if TYPE_CHECKING:
-    from agl_async_ckpt.entrypoint import run_ppo
+    from agl_async_ckpt.agl.entrypoint import run_ppo
+    from agl_async_ckpt.agl.trainer import AsyncCheckpointMixin, AsyncCheckpointTrainer
     from agl_async_ckpt.exceptions import StopRequested, TrainingStopped
-    from agl_async_ckpt.trainer import AsyncCheckpointMixin, AsyncCheckpointTrainer
 
 __all__ = [
     "AsyncCheckpointMixin",
@@ -27,7 +27,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # PEP 562: `import agl_async_ckpt` stays cheap in every Ray worker process.
     if name == "AsyncCheckpointMixin":
-        from agl_async_ckpt.trainer import AsyncCheckpointMixin
+        from agl_async_ckpt.agl.trainer import AsyncCheckpointMixin
 
         return AsyncCheckpointMixin
     if name == "AsyncCheckpointTrainer":
@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
 
         return AsyncCheckpointTrainer
     if name == "run_ppo":
-        from agl_async_ckpt.entrypoint import run_ppo
+        from agl_async_ckpt.agl.entrypoint import run_ppo
 
         return run_ppo
     if name in ("StopRequested", "TrainingStopped"):

@@ -22,7 +22,7 @@ def _same(value: Any) -> Any:
 
 
 def _load_trainer() -> type:
-    from agl_async_ckpt.trainer import AsyncCheckpointTrainer
+    from agl_async_ckpt.agl.trainer import AsyncCheckpointTrainer
 
     return AsyncCheckpointTrainer
 

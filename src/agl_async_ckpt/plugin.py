@@ -5,6 +5,6 @@ verl imports it inside its own import, so nothing of verl may be imported from h
 
 from __future__ import annotations
 
-from agl_async_ckpt.activation import install
+from agl_async_ckpt.agl.activation import install
 
 install()

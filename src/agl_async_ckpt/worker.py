@@ -11,7 +11,7 @@ import importlib
 import os
 from collections.abc import Callable
 
-from agl_async_ckpt.activation import install
+from agl_async_ckpt.agl.activation import install
 from agl_async_ckpt.exceptions import ActivationError
 
 SETUP_HOOK = "agl_async_ckpt.worker.setup"

@@ -12,15 +12,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("httpx")
 
-from agl_async_ckpt.checkpoint.decision import Position, decide_latest
-from agl_async_ckpt.checkpoint.locate import follow
-from agl_async_ckpt.checkpoint.plan import plan_explicit, plan_latest
-from agl_async_ckpt.checkpoint.report import ResumeReport
-from agl_async_ckpt.checkpoint.resume import _verified_state
-from agl_async_ckpt.checkpoint.soundness import verify_folder, verify_step
+from agl_async_ckpt.agl.locate import follow
+from agl_async_ckpt.agl.report import ResumeReport
+from agl_async_ckpt.agl.resume import _verified_state
 from agl_async_ckpt.exceptions import AsyncCheckpointError
-from agl_async_ckpt.storage.run_identity import read_run
-from agl_async_ckpt.storage.steps import list_steps
+from agl_async_ckpt.folder.decision import Position, decide_latest
+from agl_async_ckpt.folder.plan import plan_explicit, plan_latest
+from agl_async_ckpt.folder.run_identity import read_run
+from agl_async_ckpt.folder.soundness import verify_folder, verify_step
+from agl_async_ckpt.folder.steps import list_steps
 from tests.cli.folders import DAMAGES, run_folder
 
 SESSION: Any = SimpleNamespace(config=SimpleNamespace(on_mismatch="error"))
@@ -125,7 +125,7 @@ def test_without_torch_every_byte_is_checked_and_decoding_is_said_to_be_left_out
     steps = list_steps(damaged)
     with_torch = [verify_step(info, steps).sound for info in steps]
     plan = plan_latest(damaged)
-    monkeypatch.setattr("agl_async_ckpt.checkpoint.step_check._loader", lambda: None)
+    monkeypatch.setattr("agl_async_ckpt.folder.step_check._loader", lambda: None)
     reports = [verify_step(info, steps) for info in steps]
     only_decoding = "holds no input state" in plan.text or "holds what no input state" in plan.text
     if not only_decoding:

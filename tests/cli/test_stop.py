@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from agl_async_ckpt.cli import stop
+from agl_async_ckpt.folder.lock import OutputLock
+from agl_async_ckpt.folder.stop_request import StopRequest, read_request, remove_request
 from agl_async_ckpt.storage.layout import LOCK_FILE_NAME, STOP_NAME, TRACKER_NAME
-from agl_async_ckpt.storage.lock import OutputLock
-from agl_async_ckpt.storage.stop_request import StopRequest, read_request, remove_request
 from tests.cli.conftest import Cli
 
 Trainer = Callable[[Callable[[], None]], None]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agl_async_ckpt.in_flight.liveness import ALIVE_FILE_NAME
+from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME
 from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME
 from tests.cli.conftest import Cli
 from tests.cli.folders import DAMAGES, flip, plain_save, save_step

@@ -17,23 +17,24 @@ from typing import Any
 
 import pytest
 
-from agl_async_ckpt import ray_store, worker
-from agl_async_ckpt.checkpoint import session
-from agl_async_ckpt.checkpoint.fingerprint import differences, explain
-from agl_async_ckpt.checkpoint.locate import explicit_step
-from agl_async_ckpt.checkpoint.step_check import check_step, missing_state
-from agl_async_ckpt.checkpoint.step_end import StepEnd
+from agl_async_ckpt import worker
+from agl_async_ckpt.agl import session
+from agl_async_ckpt.agl.inputs.fingerprint import differences, explain
+from agl_async_ckpt.agl.locate import explicit_step
+from agl_async_ckpt.agl.stop import ray_store
+from agl_async_ckpt.agl.stop.signals import StopSignals
+from agl_async_ckpt.agl.stop.step_end import StepEnd
 from agl_async_ckpt.codec.values import check_batch_encodable
 from agl_async_ckpt.config import AsyncCheckpointConfig, read_config
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateMismatchError, StopRequested, TrainingStopped
+from agl_async_ckpt.folder.lock import OutputLock
+from agl_async_ckpt.folder.step_check import check_step, missing_state
+from agl_async_ckpt.folder.stop_request import StopRequest
 from agl_async_ckpt.ledger.plot import require_suffix
-from agl_async_ckpt.signals import StopSignals
 from agl_async_ckpt.state import Fingerprint
 from agl_async_ckpt.storage.commit import commit_state
 from agl_async_ckpt.storage.container import read_trailer
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, LOCK_FILE_NAME, STOP_NAME, step_name
-from agl_async_ckpt.storage.lock import OutputLock
-from agl_async_ckpt.storage.stop_request import StopRequest
 from agl_async_ckpt.storage.trailer import BLANK_DIGEST
 from agl_async_ckpt.storage.writer import TrailerWriter
 from tests.cli.folders import begin_run, save_step
@@ -135,7 +136,7 @@ def _no_space(_fd: int) -> None:
 def _server_error() -> None:
     import httpx
 
-    from agl_async_ckpt.in_flight.agl_server import list_rollouts
+    from agl_async_ckpt.agl.in_flight.agl_server import list_rollouts
 
     refuses = httpx.MockTransport(lambda _: httpx.Response(401))
     with httpx.Client(base_url="http://127.0.0.1:8000", transport=refuses) as client:

@@ -98,7 +98,7 @@ def test_tests_of_an_unpacked_sdist_pass_against_the_wheel(built: Built, binarie
     with tarfile.open(built.sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.iterdir()
-    files = ["tests/cli/test_inspect.py", "tests/verl/test_docs.py", "tests/docs/test_format_page.py"]
+    files = ["tests/cli/test_inspect.py", "tests/docs/test_docs.py", "tests/docs/test_format_page.py"]
     run(["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files], unpacked, binaries)
 
 

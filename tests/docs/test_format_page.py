@@ -28,13 +28,13 @@ from agl_async_ckpt.codec import arrays, decode
 from agl_async_ckpt.codec.input_state import encode_state
 from agl_async_ckpt.codec.packed_json import unpack_tree
 from agl_async_ckpt.codec.values import encode_value
+from agl_async_ckpt.folder.run_identity import RunIdentity
+from agl_async_ckpt.folder.seal import Seal
+from agl_async_ckpt.folder.stop_request import StopRequest
 from agl_async_ckpt.ledger.entry import End, Gap, Start, Step
 from agl_async_ckpt.state import Fingerprint, FinishedRollout, InFlightRollout, InputState, PromptGroup, RngState
 from agl_async_ckpt.storage import layout, pickle_check, trailer
 from agl_async_ckpt.storage.commit import commit_state, load_state
-from agl_async_ckpt.storage.run_identity import RunIdentity
-from agl_async_ckpt.storage.seal import Seal
-from agl_async_ckpt.storage.stop_request import StopRequest
 from tests.docs.format_reader import DECODERS, FACTORIES, STORAGES, read
 from tests.docs.format_reader import decode as decode_by_page
 from tests.docs.pages import DOCS, blocks, names, sections, table
@@ -187,7 +187,7 @@ def test_ledger_table_lists_events_and_keys() -> None:
 
 def test_page_names_every_file_that_the_extension_writes() -> None:
     """As layout.py has them, and the proof of life."""
-    from agl_async_ckpt.in_flight.liveness import ALIVE_FILE_NAME
+    from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME
 
     own = {name for name in vars(layout).values() if str(name).startswith("agentlightning_")}
     found = set(re.findall(r"agentlightning_\w+\.\w+", PAGE))

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.checkpoint import resume, save
-from agl_async_ckpt.storage import commit, files, models, run_identity, seal
+from agl_async_ckpt.agl import resume, save
+from agl_async_ckpt.folder import models, run_identity, seal
+from agl_async_ckpt.storage import commit, files
 from agl_async_ckpt.storage.layout import TRACKER_NAME
 
 Publish = Callable[..., None]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agl_async_ckpt.exceptions import AsyncCheckpointError, CheckpointNotFoundError
+from agl_async_ckpt.folder.steps import inspect_step, read_tracker
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.commit import load_state
 from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, step_name
-from agl_async_ckpt.storage.steps import inspect_step, read_tracker
 from tests.faults.calls import Call
 from tests.faults.children import Ended
 from tests.faults.subjects import Subject

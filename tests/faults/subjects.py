@@ -15,12 +15,13 @@ from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
-from agl_async_ckpt import capture
-from agl_async_ckpt.checkpoint.decision import decide_latest
-from agl_async_ckpt.checkpoint.locate import follow
-from agl_async_ckpt.checkpoint.retention import remove_leftovers
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.locate import follow
+from agl_async_ckpt.agl.retention import remove_leftovers
+from agl_async_ckpt.folder import models, run_identity, seal
+from agl_async_ckpt.folder.decision import decide_latest
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.storage import commit, files, models, run_identity, seal
+from agl_async_ckpt.storage import commit, files
 from agl_async_ckpt.storage.commit import load_state
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME, step_name
 from tests.faults.children import run_child
@@ -208,7 +209,7 @@ class TrainerSubject:
         with quiet(), contextlib.suppress(Death):
             self._trainer.fit()
         _hang_up(self._trainer)
-        self._rng = capture.rng_state()
+        self._rng = internals.rng_state()
         assert self._trainer.global_steps == self.step
         self._fresh = build_trainer(run, self.folder, server.url, die_at=lambda point, step: point == "loaded")
         OmegaConf.resolve(self._fresh.config)  # `fit` resolves its config, which takes longer than all the rest
@@ -235,7 +236,7 @@ class TrainerSubject:
 
     def save(self) -> None:
         """Run `_save_checkpoint`."""
-        capture.set_rng_state(self._rng)  # Python seeds its own anew in a forked child, and `start` moves torch's
+        internals.set_rng_state(self._rng)  # Python seeds its own anew in a forked child, and `start` moves torch's
         commit.time = STOPPED_CLOCK  # type: ignore[attr-defined]
         self._trainer.rig._die_at = lambda point, step: False
         with quiet():

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from agl_async_ckpt.exceptions import DamagedStateError, ForeignFormatError  # noqa: E402
+from agl_async_ckpt.folder.steps import inspect_step  # noqa: E402
 from agl_async_ckpt.storage.commit import FILE_NAME, commit_state, load_state  # noqa: E402
-from agl_async_ckpt.storage.steps import inspect_step  # noqa: E402
 from tests.faults.figures import Count  # noqa: E402
 from tests.golden.sample import assert_same, sample_state, small_state  # noqa: E402
 

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from agl_async_ckpt.exceptions import AsyncCheckpointError
-from agl_async_ckpt.in_flight.liveness import ALIVE_FILE_NAME, read_lives
+from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME, read_lives
+from agl_async_ckpt.folder.run_identity import RUN_FILE_NAME, begin_life, read_run
+from agl_async_ckpt.folder.seal import read_seal, write_seal
+from agl_async_ckpt.folder.steps import TrackerProblem, read_tracker
 from agl_async_ckpt.storage.container import read_trailer, verify
 from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME
-from agl_async_ckpt.storage.run_identity import RUN_FILE_NAME, begin_life, read_run
-from agl_async_ckpt.storage.seal import read_seal, write_seal
-from agl_async_ckpt.storage.steps import TrackerProblem, read_tracker
 from tests.faults.figures import Count
-from tests.verl.test_container import write
-from tests.verl.test_seal import make_step
+from tests.folder.test_seal import make_step
+from tests.storage.test_container import write
 
 SEED = 8
 NUM_INPUTS = {

@@ -23,12 +23,12 @@ torch = pytest.importorskip("torch")
 from agl_async_ckpt.codec.input_state import encode_state  # noqa: E402
 from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree  # noqa: E402
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError  # noqa: E402
+from agl_async_ckpt.folder.seal import write_seal  # noqa: E402
+from agl_async_ckpt.folder.steps import inspect_step, list_steps  # noqa: E402
 from agl_async_ckpt.storage import commit, writer  # noqa: E402
 from agl_async_ckpt.storage.commit import FILE_NAME, load_state  # noqa: E402
 from agl_async_ckpt.storage.container import verify  # noqa: E402
 from agl_async_ckpt.storage.layout import LOCK_FILE_NAME  # noqa: E402
-from agl_async_ckpt.storage.seal import write_seal  # noqa: E402
-from agl_async_ckpt.storage.steps import inspect_step, list_steps  # noqa: E402
 from tests.faults.figures import Count  # noqa: E402
 from tests.golden.sample import sample_state, small_state  # noqa: E402
 from tests.rig import require_frameworks  # noqa: E402

@@ -51,7 +51,7 @@ def test_loader_state_that_waits_is_read_without_opening_an_iterator() -> None:
 
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    from agl_async_ckpt import capture
+    from agl_async_ckpt.agl import internals
 
     def trainer() -> SimpleNamespace:
         return SimpleNamespace(train_dataloader=StatefulDataLoader(list(range(12)), batch_size=4))
@@ -60,10 +60,10 @@ def test_loader_state_that_waits_is_read_without_opening_an_iterator() -> None:
     next(iter(first.train_dataloader))
     state = first.train_dataloader.state_dict()
     second = trainer()
-    assert capture.loaded_loader_state(second) is None
+    assert internals.loaded_loader_state(second) is None
     second.train_dataloader.load_state_dict(state)
-    waiting = capture.loaded_loader_state(second)
+    waiting = internals.loaded_loader_state(second)
     assert waiting is not None
-    assert capture.rows_yielded(waiting) == 4
+    assert internals.rows_yielded(waiting) == 4
     iter(second.train_dataloader)
-    assert capture.loaded_loader_state(second) is None
+    assert internals.loaded_loader_state(second) is None

@@ -190,7 +190,7 @@ def test_ledger_is_durable_before_the_checkpoint_that_refers_to_it(
     server: AglServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line of a step is synced before its input file is published; a ledger that cannot be refuses the save."""
-    from agl_async_ckpt.checkpoint import save
+    from agl_async_ckpt.agl import save
     from agl_async_ckpt.ledger.writer import LedgerWriter
 
     order: list[tuple[str, int]] = []

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agl_async_ckpt.agl.stop.signals import StopSignals
 from agl_async_ckpt.exceptions import EXIT_STOPPED
-from agl_async_ckpt.signals import StopSignals
-from agl_async_ckpt.storage.stop_request import request_stop
+from agl_async_ckpt.folder.stop_request import request_stop
 from tests.rig.record import Life, Recorder
 from tests.rig.settings import RunSettings
 

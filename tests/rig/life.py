@@ -290,14 +290,14 @@ def warm_up() -> None:
     import verl.trainer.main_ppo  # noqa: F401
     from omegaconf import OmegaConf, base
 
-    from agl_async_ckpt import capture
+    from agl_async_ckpt.agl import internals
 
     with contextlib.suppress(ImportError):
         importlib.import_module("wandb")  # which agent-lightning imports at the first step
     _small_ca_file()
     base.parse = functools.cache(base.parse)  # a parse tree is only read
     OmegaConf.to_container(compose_config(RunSettings(4, 1, 2), ".", ""), resolve=True)
-    capture.written_by()
+    internals.written_by()
     gc.collect()
     gc.freeze()
 

@@ -71,11 +71,11 @@ class Nursery:
 
 def preload(entry: str) -> Entry:
     """Import what a life needs; the function that a child runs."""
-    import agl_async_ckpt.trainer
+    import agl_async_ckpt.agl.trainer
     from tests.rig.life import warm_up
     from tests.rig.standins import _retention_class
 
-    assert agl_async_ckpt.trainer.AsyncCheckpointTrainer
+    assert agl_async_ckpt.agl.trainer.AsyncCheckpointTrainer
     _retention_class()
     module, _, function = entry.partition(":")
     found = getattr(importlib.import_module(module), function)

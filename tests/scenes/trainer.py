@@ -203,7 +203,7 @@ def build_trainer(
     from verl.trainer.ppo.ray_trainer import Role
     from verl.utils.dataset.rl_dataset import collate_fn
 
-    from agl_async_ckpt.trainer import AsyncCheckpointMixin
+    from agl_async_ckpt.agl.trainer import AsyncCheckpointMixin
 
     config = compose_config(settings, out_dir, base_url)
     rows = dataset_rows(settings)

@@ -13,10 +13,10 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
-from agl_async_ckpt.checkpoint.plan import plan_latest  # noqa: E402
 from agl_async_ckpt.cli.main import main  # noqa: E402
+from agl_async_ckpt.folder.plan import plan_latest  # noqa: E402
+from agl_async_ckpt.folder.steps import list_steps  # noqa: E402
 from agl_async_ckpt.storage.layout import FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name  # noqa: E402
-from agl_async_ckpt.storage.steps import list_steps  # noqa: E402
 from tests.rig.life import run_life  # noqa: E402
 from tests.rig.record import Life  # noqa: E402
 from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402

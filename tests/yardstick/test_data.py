@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from agentlightning.verl.dataset import LoadedDataset  # noqa: E402
 from verl.utils.dataset.rl_dataset import collate_fn  # noqa: E402
 
-from agl_async_ckpt import capture  # noqa: E402
+from agl_async_ckpt.agl import internals  # noqa: E402
 from agl_async_ckpt.exceptions import StateMismatchError, UnencodableValueError  # noqa: E402
 from tests.rig.life import Parts, build_trainer, close_trainer, run_life  # noqa: E402
 from tests.rig.runs import settings  # noqa: E402
@@ -151,11 +151,11 @@ class Restless(Backwards):
 
 def test_sampler_that_is_asked_at_the_start_leaves_the_generators_alone(server: AglServer, tmp_path: Path) -> None:
     """Also where its state ends in an error before the first pass; nothing is said of that."""
-    before = capture.rng_state()
+    before = internals.rng_state()
     parts = Parts(sampler=lambda _, dataset: Restless(len(dataset), lambda _: None))
     quiet_trainer = build_trainer(settings("14/4/6"), tmp_path, server.url, parts=parts)
     close_trainer(quiet_trainer)
-    after = capture.rng_state()
+    after = internals.rng_state()
     assert after.python == before.python
     assert all(np.array_equal(one, other) for one, other in zip(after.numpy, before.numpy, strict=True))
     assert torch.equal(after.torch, before.torch)

@@ -13,6 +13,9 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
+from agl_async_ckpt.folder.lock import OutputLock  # noqa: E402
+from agl_async_ckpt.folder.run_identity import read_run  # noqa: E402
+from agl_async_ckpt.folder.stop_request import read_request, request_stop  # noqa: E402
 from agl_async_ckpt.ledger.audit import audit  # noqa: E402
 from agl_async_ckpt.ledger.reader import read_ledger  # noqa: E402
 from agl_async_ckpt.storage.layout import (  # noqa: E402
@@ -23,9 +26,6 @@ from agl_async_ckpt.storage.layout import (  # noqa: E402
     SEAL_NAME,
     TRACKER_NAME,
 )
-from agl_async_ckpt.storage.lock import OutputLock  # noqa: E402
-from agl_async_ckpt.storage.run_identity import read_run  # noqa: E402
-from agl_async_ckpt.storage.stop_request import read_request, request_stop  # noqa: E402
 from tests.rig.agents import AgentPlan  # noqa: E402
 from tests.rig.in_flight import SiblingAgents  # noqa: E402
 from tests.rig.life import run_life, stock_trainer  # noqa: E402

@@ -12,8 +12,8 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
+from agl_async_ckpt.folder.stop_request import request_stop  # noqa: E402
 from agl_async_ckpt.ledger.audit import audit  # noqa: E402
-from agl_async_ckpt.storage.stop_request import request_stop  # noqa: E402
 from tests.rig.agents import AgentPlan  # noqa: E402
 from tests.rig.in_flight import (  # noqa: E402
     SiblingAgents,

@@ -12,7 +12,7 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
-from agl_async_ckpt.storage.stop_request import request_stop  # noqa: E402
+from agl_async_ckpt.folder.stop_request import request_stop  # noqa: E402
 from tests.rig.agents import AgentPlan  # noqa: E402
 from tests.rig.in_flight import SiblingAgents, SiblingPlan, end, ids_of  # noqa: E402
 from tests.rig.life import run_life, stock_trainer  # noqa: E402

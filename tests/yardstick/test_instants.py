@@ -13,8 +13,8 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
+from agl_async_ckpt.folder.steps import list_steps  # noqa: E402
 from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, parse_step, step_name  # noqa: E402
-from agl_async_ckpt.storage.steps import list_steps  # noqa: E402
 from tests.rig import life as rig_life  # noqa: E402
 from tests.rig.life import Death, build_trainer, close_trainer, quiet, run_life, stock_trainer  # noqa: E402
 from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
@@ -291,7 +291,7 @@ def test_files_that_pass_through_a_model_folder_are_no_part_of_it(
     name: str, gone: str, server: AglServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An uploader's or a network file system's, with one checkpoint kept."""
-    from agl_async_ckpt.storage import models as module
+    from agl_async_ckpt.folder import models as module
 
     run = settings("20/2/5", max_ckpt_to_keep=1)
     truth = uninterrupted(run, server)
@@ -323,7 +323,7 @@ def test_a_file_that_vanishes_while_it_is_looked_at_is_no_error(
     server: AglServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever its name: between the listing of the folder and the look at the file."""
-    from agl_async_ckpt.storage import models as module
+    from agl_async_ckpt.folder import models as module
 
     run = settings("20/2/5", max_ckpt_to_keep=1)
     sync_file = module.sync_file

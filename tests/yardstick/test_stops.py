@@ -14,11 +14,10 @@ from tests.rig import require_frameworks
 
 require_frameworks()
 
-from agl_async_ckpt import ray_store  # noqa: E402
-from agl_async_ckpt.checkpoint import step_end, stop_lookup  # noqa: E402
+from agl_async_ckpt.agl.stop import ray_store, step_end, stop_lookup  # noqa: E402
 from agl_async_ckpt.cli.main import main  # noqa: E402
+from agl_async_ckpt.folder.stop_request import StopRequest, request_stop  # noqa: E402
 from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME  # noqa: E402
-from agl_async_ckpt.storage.stop_request import StopRequest, request_stop  # noqa: E402
 from tests.rig.life import quiet, run_life  # noqa: E402
 from tests.rig.record import Life  # noqa: E402
 from tests.rig.runs import settings  # noqa: E402
@@ -176,7 +175,7 @@ def test_own_validation_that_catches_everything_stops_all_the_same(
 
         return Catching
 
-    from agl_async_ckpt.trainer import extend
+    from agl_async_ckpt.agl.trainer import extend
     from tests.rig.life import stock_trainer
 
     own = asking(ask, after_looks=1)(catching(stock_trainer()))

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.checkpoint.decision import decide_latest
-from agl_async_ckpt.checkpoint.step_check import has_state
 from agl_async_ckpt.cli import output
 from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK
@@ -17,6 +15,8 @@ from agl_async_ckpt.cli.show_text import DEFAULT_COLUMNS, age_s, batch_row, prin
 from agl_async_ckpt.cli.target import Target, find_target, is_checkpoint_folder, no_checkpoints
 from agl_async_ckpt.cli.values import plain
 from agl_async_ckpt.exceptions import MissingStateError
+from agl_async_ckpt.folder.decision import decide_latest
+from agl_async_ckpt.folder.step_check import has_state
 from agl_async_ckpt.state import Batch, InputState, PromptGroup
 from agl_async_ckpt.storage.container import read_trailer
 from agl_async_ckpt.storage.layout import FILE_NAME

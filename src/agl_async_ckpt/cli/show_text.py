@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt import capture
+from agl_async_ckpt.agl import internals
 from agl_async_ckpt.cli import output
 from agl_async_ckpt.cli.values import is_array, short
 from agl_async_ckpt.state import Batch, InputState, PromptGroup
@@ -70,7 +70,7 @@ def position_words(state: InputState) -> str:
 def rows_yielded(state: InputState) -> int | None:
     """Rows that the loader has handed out in this epoch; None if its state cannot tell."""
     try:
-        return capture.rows_yielded(state.loader_state)
+        return internals.rows_yielded(state.loader_state)
     except (KeyError, TypeError, ValueError, AttributeError):  # the state of another version of torchdata
         return None
 

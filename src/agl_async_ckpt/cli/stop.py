@@ -13,10 +13,10 @@ from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
 from agl_async_ckpt.cli.target import find_target, is_checkpoint_folder
+from agl_async_ckpt.folder.lock import current_holder, locks_work, read_holder
+from agl_async_ckpt.folder.steps import TrackerProblem, read_tracker
+from agl_async_ckpt.folder.stop_request import StopRequest, read_request, request_stop
 from agl_async_ckpt.storage.layout import LOCK_FILE_NAME, STOP_NAME
-from agl_async_ckpt.storage.lock import current_holder, locks_work, read_holder
-from agl_async_ckpt.storage.steps import TrackerProblem, read_tracker
-from agl_async_ckpt.storage.stop_request import StopRequest, read_request, request_stop
 
 POLL_S = 0.5
 

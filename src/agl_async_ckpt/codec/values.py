@@ -21,15 +21,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from agl_async_ckpt.codec.arrays import (
-    Array,
-    Lender,
-    pack_array,
-    pack_bytes,
-    pack_dtype,
-    pack_numbers,
-    pack_tensor,
-)
+from agl_async_ckpt.codec.arrays import Array, Lender, pack_array, pack_bytes, pack_dtype, pack_numbers, pack_tensor
 from agl_async_ckpt.codec.decode import FACTORIES, PATHS, TAG, Plain, decode_value
 from agl_async_ckpt.exceptions import UnencodableValueError
 

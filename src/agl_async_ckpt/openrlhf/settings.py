@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agl_async_ckpt.checkpoint.content import NoDigestError, digest
+from agl_async_ckpt.codec.content import NoDigestError, digest
 from agl_async_ckpt.openrlhf.internals import needs_rollout_log_probs
 
 MAX_ROWS = 2048

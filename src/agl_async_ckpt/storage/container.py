@@ -18,11 +18,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from agl_async_ckpt.exceptions import (
-    CheckpointNotFoundError,
-    DamagedStateError,
-    ForeignFormatError,
-)
+from agl_async_ckpt.exceptions import CheckpointNotFoundError, DamagedStateError, ForeignFormatError
 from agl_async_ckpt.storage.hashing import BLOCK, MAX_PENDING, StreamHasher
 from agl_async_ckpt.storage.layout import FILE_NAME
 from agl_async_ckpt.storage.trailer import (

@@ -1,0 +1,1 @@
+"""Where the inputs come from, and where a run stands in them."""

@@ -1,0 +1,65 @@
+"""The only place that touches private attributes of agent-lightning, VERL and torchdata (overridden methods aside).
+
+Each access says why there is no public way. `tests/verl/test_contracts*.py` fail clearly when a version changes one.
+"""
+
+from agl_async_ckpt.agl.internals.dataset import index_values, stored_table
+from agl_async_ckpt.agl.internals.loader import (
+    TORCHDATA_STATES,
+    is_exhausted,
+    loaded_loader_state,
+    loader_state,
+    next_rows,
+    obstacle_to_conversion,
+    pass_has_ended,
+    require_stateful_sampler,
+    reset_loader,
+    restore_loader,
+    rows_yielded,
+    state_for_workers,
+    stateful_parts,
+)
+from agl_async_ckpt.agl.internals.process import (
+    WRITER_PACKAGES,
+    generators_kept,
+    require_sole_writer,
+    rng_state,
+    set_rng_state,
+    written_by,
+)
+from agl_async_ckpt.agl.internals.rollouts import (
+    ROLLOUTS_URL,
+    default_rollout_config,
+    fetch_events,
+    has_ended,
+    has_failed,
+    hooks_act,
+    is_listed,
+    post_rollouts,
+    recorded_event,
+    rollout_manager,
+    rollout_record,
+    triplet_form,
+    with_model_request,
+)
+from agl_async_ckpt.agl.internals.trainer import (
+    agl_client,
+    async_batch_size,
+    buffered_batch,
+    carry_over,
+    enqueued_rollout,
+    found_no_rows,
+    is_async,
+    joined_column,
+    renew_enqueued,
+    set_buffered_batch,
+    set_carry_over,
+    starts_training,
+)
+from agl_async_ckpt.agl.internals.verl import (
+    finish_background_save,
+    once_models_are_written,
+    saves_asynchronously,
+    step_folder,
+)
+from agl_async_ckpt.agl.internals.versions import OF_THE_MANAGER, OF_THE_TRAINER, TESTED, require_known_versions

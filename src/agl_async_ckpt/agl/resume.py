@@ -1,0 +1,300 @@
+"""One resume: decide the folder, verify our file, let VERL load, put the input position back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.inputs.fingerprint import differences, explain
+from agl_async_ckpt.agl.inputs.first_pull import FirstPull
+from agl_async_ckpt.agl.inputs.loader_position import loader_differences, open_loader, order_differences
+from agl_async_ckpt.agl.locate import decide, follow, locate, output_folder, verl_choice
+from agl_async_ckpt.agl.report import ResumeReport
+from agl_async_ckpt.agl.retention import remove_leftovers
+from agl_async_ckpt.agl.session import Session
+from agl_async_ckpt.config import SECTION
+from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError, StateMismatchError, describe
+from agl_async_ckpt.folder.decision import Position
+from agl_async_ckpt.folder.run_identity import begin_life
+from agl_async_ckpt.folder.step_check import check_step, dropped_text, has_state, missing_state, plain_step_text
+from agl_async_ckpt.folder.steps import TrackerProblem, list_steps, read_branch, read_tracker
+from agl_async_ckpt.ledger.entry import ResumeKind
+from agl_async_ckpt.state import InputState, num_rows
+from agl_async_ckpt.storage.branch import Branch
+from agl_async_ckpt.storage.branch import begin as begin_branch
+from agl_async_ckpt.storage.container import verify
+from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
+from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME, parse_step
+
+log = logging.getLogger(__name__)
+
+
+def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]) -> Any:
+    """Load a checkpoint, or begin a run, so that the input stream continues where it was saved.
+
+    Args:
+        verl_load: The framework's own `_load_checkpoint`.
+
+    Raises:
+        FolderInUseError: Another trainer writes into the output folder.
+        StateFormatError, StateMismatchError, CheckpointNotFoundError: Nothing was loaded, and no checkpoint changed.
+    """
+    session.begin()
+    if not session.trains:
+        return _load_for_evaluation(trainer, session, verl_load)
+    if not session.active or _loads_from_hdfs(trainer):
+        _guard_inactive(trainer, session)
+        result = verl_load()
+        _begin_plain_ledger(trainer, session)
+        return result
+    internals.set_buffered_batch(trainer, None)
+    folder = output_folder(trainer)
+    _enter(trainer, session, folder)
+    decision = decide(trainer)
+    step_dir = follow(decision)
+    state = None if step_dir is None else _verified_state(session, step_dir)
+    fits = state is None or step_dir is None or _fits(trainer, session, state, step_dir)
+    own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
+    if step_dir is not None:
+        _follow(trainer, step_dir)
+    remove_leftovers(folder)
+    branch = _begin_branch(folder, step_dir if own_folder else None, step_dir)
+    run = begin_life(folder, parent_run_id=state.run_id if state else None, branch=branch)
+    session.adopt_run(run, folder)
+    session.allow_adoption(trainer, own_folder=own_folder and (state is None or state.run_id == run.run_id))
+    with _resume_from(trainer, step_dir):
+        result = verl_load()
+    if state is not None and step_dir is not None and fits:
+        _put_back(trainer, session, state, step_dir, decision.reason)
+    elif state is not None:
+        # VERL has loaded `data.pt` at most steps: a position in the old inputs, with the old sampler's order.
+        internals.reset_loader(trainer)
+        session.pending_rng = state.rng_state
+    _begin_ledger(trainer, session, step_dir, state, fits)
+    return result
+
+
+def _begin_branch(folder: Path, own_step: Path | None, step_dir: Path | None) -> Branch:
+    """Return the branch that a life from `step_dir` goes on with; `own_step` is the same if it lies in `folder`."""
+    steps = [info for info in list_steps(folder) if info.trailer is not None]
+    named = {info.step: info.trailer.branch for info in steps if info.trailer is not None}
+    origin = (parse_step(step_dir) if step_dir is not None else None) or 0
+    # A step that has no seal, and is not named, can never be resumed from.
+    existing = {info.step: named[info.step] for info in steps if info.seal is not None or info.selected}
+    base = None if own_step is None else named.get(origin, ())
+    return begin_branch(read_branch(folder) or (), base, origin, existing)
+
+
+def _load_for_evaluation(trainer: Any, session: Session, verl_load: Callable[[], Any]) -> Any:
+    """Load the model that VERL would load, whatever has become of the input position beside it.
+
+    Only where VERL finds no step, and may die of that, the step that a training would resume from.
+    """
+    step_dir = verl_choice(trainer)
+    if step_dir is None and session.config.enabled:
+        decision = decide(trainer)
+        if decision.error is None:
+            step_dir = follow(decision)
+        else:
+            log.warning("%s", decision.error)
+    if step_dir is None and trainer.config.trainer.resume_mode != "disable":
+        return verl_load()
+    with _resume_from(trainer, step_dir):
+        return verl_load()
+
+
+def _begin_ledger(trainer: Any, session: Session, step_dir: Path | None, state: InputState | None, fits: bool) -> None:
+    """Note in the ledger what this life begins with."""
+    rows: int | None = 0
+    num_ahead = 0
+    if step_dir is None:
+        kind: ResumeKind = "none"
+    elif state is None:
+        kind, rows = "verl", _rows_of(internals.loaded_loader_state(trainer))
+    elif fits:
+        kind = "drop" if state.num_dropped_groups else "exact"
+        rows = _rows_of(state.loader_state)
+        num_ahead = num_rows(internals.buffered_batch(trainer)) - state.num_buffered
+    else:
+        kind = "reset"
+    session.open_ledger(
+        trainer, output_folder(trainer), resume=kind, resumed_from=step_dir, loader_rows=rows, num_ahead=num_ahead
+    )
+
+
+def _begin_plain_ledger(trainer: Any, session: Session) -> None:
+    """Likewise where VERL alone has loaded."""
+    step_dir = verl_choice(trainer) if trainer.global_steps else None
+    kind: ResumeKind = "none"
+    if trainer.global_steps:
+        kind = "verl" if session.config.enabled else "off"
+    rows = _rows_of(internals.loaded_loader_state(trainer))
+    session.open_ledger(trainer, output_folder(trainer), resume=kind, resumed_from=step_dir, loader_rows=rows)
+
+
+def _rows_of(loader_state: Mapping[str, Any] | None) -> int | None:
+    """Rows of the pass that the loader has handed out; a state after the end of a pass opens a new one."""
+    if not loader_state or internals.pass_has_ended(loader_state):
+        return 0
+    return internals.rows_yielded(loader_state)
+
+
+def _enter(trainer: Any, session: Session, folder: Path) -> None:
+    """Keep other trainers out of the output folder before anything in it is looked at."""
+    try:
+        if not folder.is_dir():
+            locate(trainer)  # a wrong path is refused before a folder is made for it
+            make_folders(folder)
+    except AsyncCheckpointError:
+        raise
+    except OSError as error:  # also a name that is too long, or a folder on the way that may not be passed
+        raise unwritable(folder, error) from error
+    session.enter_folder(folder)
+
+
+def _verified_state(session: Session, step_dir: Path) -> InputState | None:
+    """Return the verified state of a step; None if it has none and need not have one."""
+    if not has_state(step_dir):
+        _check_legacy(session, step_dir)
+        return None
+    check = check_step(step_dir)
+    refusal = check.refusal
+    if refusal is not None:
+        raise refusal
+    return check.state
+
+
+def _fits(trainer: Any, session: Session, state: InputState, step_dir: Path) -> bool:
+    """Whether a state may be put back; False if it does not fit this run and is to be dropped.
+
+    Raises:
+        StateMismatchError: It does not fit, and is not to be dropped.
+    """
+    found = [*differences(state.fingerprint, session.fingerprint), *loader_differences(trainer, state)]
+    found = found or order_differences(trainer, state)
+    if not found:
+        return True
+    text = explain(found, state, step_dir)
+    if session.config.on_mismatch == "error":
+        raise StateMismatchError(text)
+    log.warning(
+        "%s\n%s.on_mismatch=reset: dropping the saved position as a whole: loader position, epoch %d, %d buffered "
+        "inputs and %d prompt groups in flight. Step, weights and generators stay.",
+        text.rpartition("\n")[0],
+        SECTION,
+        state.epoch,
+        state.num_buffered,
+        state.num_in_flight,
+    )
+    return False
+
+
+def _check_legacy(session: Session, step_dir: Path) -> None:
+    error = missing_state(step_dir)
+    if error is not None and session.config.on_mismatch == "error":
+        raise error
+    log.warning("%s", plain_step_text(step_dir))
+
+
+def _put_back(trainer: Any, session: Session, state: InputState, step_dir: Path, reason: str) -> None:
+    if trainer.global_steps != state.global_step:
+        raise StateMismatchError(
+            describe(
+                f"VERL loaded another step than the input state in {step_dir}.",
+                [("loaded by VERL", trainer.global_steps), ("in the input state", state.global_step)],
+                "Nothing was trained. Report this with both versions of the packages.",
+            )
+        )
+    buffered = open_loader(trainer, state)
+    internals.set_buffered_batch(trainer, buffered)
+    session.first_pull = FirstPull(buffered, step_dir)
+    trainer.epoch = state.epoch - 1  # fit() adds 1 after loading
+    in_flight = session.in_flight
+    in_flight.restore(state.carry_over, group_size=int(trainer.config.actor_rollout_ref.rollout.n))
+    internals.set_carry_over(trainer, in_flight.admit([], room=internals.async_batch_size(trainer) - 1))
+    session.pending_rng = state.rng_state
+    session.report = ResumeReport(step_dir, reason, Position.of(state), num_waiting=len(in_flight.waiting))
+    log.info("%s", session.report.restored_text())
+    dropped = dropped_text(state, step_dir)
+    if dropped is not None:
+        log.warning("%s", dropped)
+
+
+def _loads_from_hdfs(trainer: Any) -> bool:
+    """Whether VERL will refuse the start: it does not load from HDFS. A start from scratch loads nothing."""
+    section = trainer.config.trainer
+    return section.default_hdfs_dir is not None and section.resume_mode != "disable"
+
+
+def _guard_inactive(trainer: Any, session: Session) -> None:
+    """Refuse to skip saved inputs silently when the position will not be put back."""
+    if _loads_from_hdfs(trainer):
+        return
+    step_dir = verl_choice(trainer)
+    if step_dir is None or not (step_dir / FILE_NAME).exists():
+        return
+    try:
+        trailer = verify(step_dir / FILE_NAME)
+    except StateFormatError as error:
+        if session.config.enabled:
+            raise
+        log.warning("%s.enabled=false: %s", SECTION, error)
+        return
+    pending = [
+        ("buffered inputs", trailer.counts["num_buffered_inputs"]),
+        ("prompt groups in flight", trailer.counts["num_carry_over_groups"]),
+    ]
+    if not any(count for _, count in pending):
+        return
+    if session.config.enabled:
+        raise StateMismatchError(
+            describe(
+                f"{step_dir} holds inputs that asynchronous training has pulled and not trained; "
+                "synchronous training would skip them.",
+                pending,
+                "Resume with agentlightning.async_rollout.enabled=true, or set "
+                f"{SECTION}.enabled=false to skip them knowingly.",
+            )
+        )
+    log.warning(
+        "%s.enabled=false: skipping %d buffered inputs and %d prompt groups in flight of %s.",
+        SECTION,
+        pending[0][1],
+        pending[1][1],
+        step_dir,
+    )
+
+
+@contextmanager
+def _resume_from(trainer: Any, step_dir: Path | None) -> Iterator[None]:
+    """Have VERL's load take exactly `step_dir`: it parses paths and trackers less tolerantly than `locate`."""
+    section = trainer.config.trainer
+    saved = {key: section[key] for key in ("resume_mode", "resume_from_path", "default_local_dir")}
+    if step_dir is None:
+        section.resume_mode = "disable"
+    else:
+        section.resume_mode, section.resume_from_path = "resume_path", str(step_dir)
+        if isinstance(read_tracker(output_folder(trainer)), TrackerProblem):
+            # VERL reads the output folder's tracker even for an explicit path, and dies in int() on a torn one.
+            section.default_local_dir = str(step_dir)
+    try:
+        yield
+    finally:
+        for key, value in saved.items():
+            section[key] = value
+
+
+def _follow(trainer: Any, step_dir: Path) -> None:
+    """Have the tracker name the step of this folder that the training goes on from, now that it is verified.
+
+    After going back by `resume_path` too: until the first save an automatic start would take the step that was left.
+    """
+    folder = output_folder(trainer)
+    step = parse_step(step_dir)
+    is_own = step_dir.parent.resolve() == folder.resolve()
+    if is_own and step is not None and read_tracker(folder) != step:
+        publish(folder / TRACKER_NAME, lambda fd: write_all(fd, str(step).encode()))

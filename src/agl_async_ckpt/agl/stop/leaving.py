@@ -1,0 +1,149 @@
+"""What a trainer that stops on request does about its rollouts: nothing of this run is left on the server.
+
+Their agents would go on without a model, and fail, or burn what they cost. What has ended goes into the checkpoint
+first; the rest is created again by the resume, from the same requests, as after a restart of the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+import wrapt
+
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.in_flight import agl_server
+from agl_async_ckpt.agl.in_flight.carry_over import InFlight
+from agl_async_ckpt.agl.in_flight.kept_events import has_answer, has_reward, measured
+from agl_async_ckpt.exceptions import ServerError
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+"""How long to wait for an answer: the machine may have seconds left, and the checkpoint is exact without one."""
+
+
+class ValidationLeft(BaseException):
+    """A validation ends because a stop is asked for. Past every `except Exception` on its way."""
+
+
+def leavable_manager(manager_cls: type, in_flight: InFlight, waiting: Callable[[], None]) -> type:
+    """Return a subclass of a manager class whose validations can be left, where training is synchronous.
+
+    Args:
+        manager_cls: Subclass of agent-lightning's `AglRolloutManagerBase`.
+        in_flight: Notes the rollouts that a validation leaves on the server.
+        waiting: Called before each look at a rollout; raises ValidationLeft.
+    """
+
+    class LeavableRolloutManager(manager_cls):
+        def _create_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+            self.enqueued = super()._create_rollouts(*args, **kwargs)
+            return self.enqueued
+
+        def _get_rollout(self, rollout_id: str) -> Any:
+            try:
+                waiting()
+            except ValidationLeft:
+                in_flight.left.update(item.rollout_id for item in self.enqueued)
+                raise
+            return super()._get_rollout(rollout_id)
+
+    LeavableRolloutManager.__name__ = manager_cls.__name__
+    LeavableRolloutManager.__qualname__ = manager_cls.__qualname__
+    return LeavableRolloutManager
+
+
+class BriefClient(wrapt.ObjectProxy):
+    """agent-lightning's client of the server, past whatever waits for a server that is away."""
+
+    def __init__(self, client: Any) -> None:
+        while isinstance(client, wrapt.ObjectProxy):
+            client = client.__wrapped__
+        super().__init__(client)
+
+    def request(self, method: str, url: str, **kwargs: Any) -> httpx.Response:
+        """Send once."""
+        return self.__wrapped__.request(method, url, **{**kwargs, "timeout": ANSWER_S})
+
+    def get(self, url: str, **kwargs: Any) -> httpx.Response:
+        """Likewise."""
+        return self.request("GET", url, **kwargs)
+
+
+def keep_ended(trainer: Any, in_flight: InFlight) -> None:
+    """Fetch the events of rollouts that have ended since the last look, for the checkpoint that follows.
+
+    Without an answer of the server the checkpoint is as good: it holds their requests.
+
+    Their hooks have not run, and may take longer than the machine has: those of the resume do. What hooks could change
+    on the server only is not kept, and runs again.
+    """
+    if in_flight.mode != "keep":
+        return
+    try:
+        client = BriefClient(internals.agl_client(trainer))
+        records = agl_server.list_rollouts(client)
+        items = in_flight.everything(internals.carry_over(trainer))
+        ended = [item.rollout_id for item in items if _is_to_keep(in_flight, records.get(item.rollout_id), item)]
+        if not ended:
+            return
+        manager = internals.rollout_manager(trainer)
+        manager.client.close()
+        manager.client = client
+        for rollout_id in ended:
+            with agl_server.named(client, rollout_id):
+                _keep(in_flight, manager, rollout_id, records[rollout_id])
+    except ServerError as error:
+        log.warning("What has ended in flight is not in the checkpoint, only its requests are: %s", error)
+
+
+def delete_rollouts(trainer: Any, in_flight: InFlight, *, all_waited_for: bool, reclaim: bool) -> None:
+    """Delete the rollouts of a validation that was left, and those in flight; their agents end at their next call.
+
+    Call it when the checkpoint is published. If the server does not answer they are left: a resume adopts them.
+
+    Args:
+        trainer: The trainer.
+        in_flight: What is known of its rollouts.
+        all_waited_for: Those in flight, too: the checkpoint holds them.
+        reclaim: With them all others of this run.
+    """
+    ours = in_flight.validating()
+    if all_waited_for:
+        ours |= {item.rollout_id for item in in_flight.everything(internals.carry_over(trainer))}
+    elif not ours:
+        return
+    try:
+        client = BriefClient(internals.agl_client(trainer))
+        found = [
+            rollout_id
+            for rollout_id, record in agl_server.list_rollouts(client).items()
+            if rollout_id in ours or (all_waited_for and reclaim and in_flight.owns(record))
+        ]
+        agl_server.delete_rollouts(client, found)
+        log.info("Removed %d rollouts of this run from the server; a resume creates again what it needs.", len(found))
+    except ServerError as error:
+        log.warning("The rollouts of this run may still be on the server; a resume adopts them: %s", error)
+
+
+def _is_to_keep(in_flight: InFlight, record: Mapping[str, Any] | None, item: Any) -> bool:
+    known = in_flight.tracked.get(item.rollout_id)
+    return (
+        record is not None
+        and record["status"]["state"] == "succeeded"
+        and known is not None
+        and not known.served
+        and in_flight.wants_events(item.rollout_id, hooks_act=False)
+    )
+
+
+def _keep(in_flight: InFlight, manager: Any, rollout_id: str, record: Mapping[str, Any]) -> None:
+    raw, triplets = internals.fetch_events(manager, rollout_id)
+    finished, num_bytes = measured(internals.rollout_record(record), raw, triplets)
+    hooks_act = internals.hooks_act(manager)
+    if hooks_act and in_flight.tracked[rollout_id].finished is None and has_reward(finished):
+        return  # a judge asked by a hook may correct this reward on the server itself, which is about to lose it
+    in_flight.keep(rollout_id, finished, num_bytes, is_worth=hooks_act or has_answer(triplets))

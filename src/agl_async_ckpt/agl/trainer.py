@@ -1,0 +1,225 @@
+"""The trainer extension: overrides only. What they do is in `save`, `resume`, `session` and `rollout_manager`.
+
+class MyTrainer(AsyncCheckpointMixin, AgentLightningRayPPOTrainer): ...     # a trainer of your own
+AsyncCheckpointTrainer                                                      # the mixin on agent-lightning's
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agl_async_ckpt._logging import ensure_visible
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.in_flight.drain import DrainClient
+from agl_async_ckpt.agl.resume import load_checkpoint
+from agl_async_ckpt.agl.save import save_checkpoint
+from agl_async_ckpt.agl.session import Session
+from agl_async_ckpt.agl.stop.leaving import delete_rollouts, keep_ended
+from agl_async_ckpt.agl.stop.step_end import StepEnd
+from agl_async_ckpt.exceptions import ActivationError, TrainingStopped
+
+if TYPE_CHECKING:
+    _Trainer = Any
+else:
+    _Trainer = object
+
+log = logging.getLogger(__name__)
+
+FRAMEWORKS = ("agentlightning", "verl")
+
+
+def _follow_step(trainer: Any, train_step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Do one training step of `trainer`, and what goes before and after it."""
+    session: Session = trainer._async_ckpt
+    step_end: StepEnd = trainer._step_end
+    step_end.before_step(trainer)
+    session.in_loop = True
+    if session.active:
+        session.restore_rng()
+    result = _train(trainer, session, partial(train_step, *args, **kwargs))
+    session.step_done(trainer, result)  # None: no trainable batch, the step number advances without a save
+    step_end.after_step(trainer)
+    return result
+
+
+def _train(trainer: Any, session: Session, train_step: Callable[[], Any]) -> Any:
+    """Train a step; one that dies of prompt groups of the checkpoint is done again, with the inputs that come next.
+
+    The trainer alone forgets at a restart what was in flight. Put back, inputs of which no agent ever makes a row would
+    end every start.
+    """
+    while True:
+        restored = session.in_flight.restored & {item.data_id for item in internals.carry_over(trainer)}
+        try:
+            return train_step()
+        except RuntimeError as error:
+            spent = restored - {item.data_id for item in internals.carry_over(trainer)}
+            if not spent or not internals.found_no_rows(error):
+                raise
+            log.warning(
+                "Step %d: the %d prompt groups that were taken brought no row to train, %d of them from the "
+                "checkpoint. They are left out, and the step goes on with the inputs that come next.",
+                trainer.global_steps,
+                trainer.config.data.train_batch_size,
+                len(spent),
+            )
+
+
+class CheckpointOverrides(_Trainer):
+    """The overrides themselves. In a class of its own so that a trainer which is extended twice runs them once."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a class in which the framework's own methods come first.
+
+        Raises:
+            ActivationError: The mixin is listed after the trainer class, so that none of its overrides would run.
+        """
+        super().__init_subclass__(**kwargs)
+        for base in cls.__mro__:
+            if base is CheckpointOverrides:
+                return
+            if base.__module__.partition(".")[0] in FRAMEWORKS and not issubclass(base, CheckpointOverrides):
+                raise ActivationError(
+                    f"{cls.__qualname__} lists AsyncCheckpointMixin after {base.__name__}: no checkpoint would hold "
+                    "the input position.\n"
+                    f"Write class {cls.__name__}(AsyncCheckpointMixin, {base.__name__})."
+                )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Build the trainer, then validate settings and inputs.
+
+        Raises:
+            ConfigError: `agentlightning.async_checkpoint` holds an unknown key or a value that is not allowed.
+            ActivationError: The sampler has no state, or agent-lightning writes our file itself.
+            UnencodableValueError: The state of the sampler or of the data set holds what no checkpoint can hold.
+        """
+        ensure_visible()
+        self._async_ckpt_client: Any = None  # stands in for the trainer's own client while a gateway drains
+        super().__init__(*args, **kwargs)
+        self._async_ckpt = Session(self, waiting=lambda: self._step_end.leave_validation())
+        self._step_end = StepEnd(self._async_ckpt.config, self.config.trainer, lambda: self._save_checkpoint())
+
+    def fit(self) -> Any:
+        """Train; the output folder is this trainer's alone until the end.
+
+        Raises:
+            TrainingStopped: A stop was asked for; what was trained is saved.
+        """
+        session, step_end = self._async_ckpt, self._step_end
+        step_end.begin()
+        # Attributes of the instance, which the loop finds first: methods of a trainer of one's own are followed whether
+        # they call `super()` or not.
+        own_step, own_manager = self._train_step, self._make_rollout_manager
+        self._train_step = partial(_follow_step, self, own_step)
+        self._make_rollout_manager = lambda manager_cls: own_manager(session.manager_class(self, manager_cls))
+        try:
+            result = super().fit()
+            step_end.after_loop(self)
+            session.training_done()
+            return result
+        except TrainingStopped as error:
+            # Without its frames, which hold agent-lightning's trackers open: a run that stops is finished there.
+            stopped = error.with_traceback(None)
+            if stopped.saved:
+                internals.finish_background_save(self)
+            saved_them = session.active and stopped.saved
+            delete_rollouts(self, session.in_flight, all_waited_for=saved_them, reclaim=session.config.reclaim)
+            step_end.answer()
+        finally:
+            del self._train_step, self._make_rollout_manager
+            step_end.put_freq_back()
+            session.leave_folder()
+        raise stopped
+
+    def _train_step(self, *args: Any, **kwargs: Any) -> Any:
+        if "_train_step" not in vars(self):  # in a `fit` of one's own that does not call `super()`
+            return _follow_step(self, super()._train_step, *args, **kwargs)
+        result = super()._train_step(*args, **kwargs)
+        self._async_ckpt.add_metrics(self, result)  # here, so that a subclass finds them in what it gets
+        return result
+
+    def _validate(self, *args: Any, **kwargs: Any) -> Any:
+        return self._step_end.validate(self, partial(super()._validate, *args, **kwargs))
+
+    def _save_checkpoint(self) -> Any:
+        session = self._async_ckpt
+        if session.active and self._step_end.request is not None:
+            keep_ended(self, session.in_flight)
+        result = save_checkpoint(self, session, super()._save_checkpoint)
+        self._step_end.saved(self)
+        return result
+
+    def _load_checkpoint(self) -> Any:
+        return load_checkpoint(self, self._async_ckpt, super()._load_checkpoint)
+
+    def _make_rollout_manager(self, manager_cls: Any) -> Any:
+        if "_make_rollout_manager" not in vars(self):  # likewise
+            manager_cls = self._async_ckpt.manager_class(self, manager_cls)
+        return super()._make_rollout_manager(manager_cls)
+
+    def _rollout(self, *args: Any, **kwargs: Any) -> Any:
+        session = self._async_ckpt
+        if session.active:
+            session.before_rollout(self)
+        return super()._rollout(*args, **kwargs)
+
+    def _ensure_agl_client(self) -> Any:
+        if self._async_ckpt_client is not None:
+            return self._async_ckpt_client
+        return self._async_ckpt.client(super()._ensure_agl_client())
+
+    def _pause_and_drain_gateway(self, *args: Any, **kwargs: Any) -> Any:
+        session = self._async_ckpt
+        if not session.active:
+            return super()._pause_and_drain_gateway(*args, **kwargs)
+        self._async_ckpt_client = DrainClient(self._ensure_agl_client(), session.drained, session.alive)
+        try:
+            return super()._pause_and_drain_gateway(*args, **kwargs)
+        finally:
+            self._async_ckpt_client = None
+
+    def _next_train_batch_dict_for_rollout(self) -> dict[str, Any]:
+        self._async_ckpt.before_pull(self)
+        batch = super()._next_train_batch_dict_for_rollout()
+        self._async_ckpt.check_first_pull(self, batch)  # where the pull by size is one's own and calls no `super()`
+        return batch
+
+    def _next_train_batch_dict_with_size(self, size: int) -> dict[str, Any]:
+        batch = super()._next_train_batch_dict_with_size(size)  # a trainer of one's own may pull several times a step
+        self._async_ckpt.after_pull(self, batch)
+        return batch
+
+
+class AsyncCheckpointMixin(CheckpointOverrides):
+    """Exact input checkpoints for a trainer of your own; list it before the trainer class it extends.
+
+    Example:
+        class MyTrainer(AsyncCheckpointMixin, AgentLightningRayPPOTrainer): ...
+    """
+
+
+def extend(trainer_cls: type) -> type:
+    """Return `trainer_cls` with exact input checkpoints, under its own name."""
+    namespace = {"__module__": trainer_cls.__module__, "__doc__": trainer_cls.__doc__}
+    return type(trainer_cls.__name__, (CheckpointOverrides, trainer_cls), namespace)
+
+
+if TYPE_CHECKING:
+    from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
+
+    class AsyncCheckpointTrainer(AsyncCheckpointMixin, AgentLightningRayPPOTrainer):
+        """`AsyncCheckpointMixin` on agent-lightning's trainer."""
+else:
+
+    def __getattr__(name: str) -> Any:
+        # Built when first asked for: importing agent-lightning's trainer takes seconds.
+        if name != "AsyncCheckpointTrainer":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
+
+        namespace = {"__module__": __name__, "__doc__": "`AsyncCheckpointMixin` on agent-lightning's trainer."}
+        built = type(name, (AsyncCheckpointMixin, AgentLightningRayPPOTrainer), namespace)
+        return globals().setdefault(name, built)  # one class, also if two threads come here

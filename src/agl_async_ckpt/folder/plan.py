@@ -1,0 +1,119 @@
+"""What a start would do from a folder, and why, without a trainer and without a change: the command `plan`.
+
+Decision, checks and texts are the resume's own. What only a run knows is not in it: whether its dataset and settings
+fit the checkpoint, and what the server still holds of the rollouts in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from agl_async_ckpt.exceptions import AsyncCheckpointError
+from agl_async_ckpt.folder.decision import Decision, Position, decide_latest, position_text
+from agl_async_ckpt.folder.lock import current_holder
+from agl_async_ckpt.folder.run_identity import read_run
+from agl_async_ckpt.folder.step_check import check_step, dropped_text, has_state, missing_state, plain_step_text
+from agl_async_ckpt.storage.layout import TRACKER_NAME
+
+Action = Literal["resume", "resume_without_position", "scratch", "refuse"]
+
+NOT_DECODED = "torch is not installed here: every byte was verified, decoding was not tried."
+
+
+@dataclass(frozen=True)
+class ResumePlan:
+    """What a start would do.
+
+    Attributes:
+        action: "resume" exactly, "resume_without_position" (what VERL saved, inputs are skipped), start from
+            "scratch", or "refuse" with `text` as its error.
+        step_dir: The folder it resumes from.
+        text: As the start logs it, or raises it.
+        warnings: As the start logs them.
+        notes: What only a look from outside has to say.
+        position: What is restored.
+        repairs_tracker: The tracker is made to name `step_dir`.
+    """
+
+    action: Action
+    step_dir: Path | None
+    text: str
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    position: Position | None = None
+    repairs_tracker: bool = False
+
+
+def plan_latest(folder: Path) -> ResumePlan:
+    """Plan a start with `trainer.resume_mode=auto` and `trainer.default_local_dir` = `folder`."""
+    try:
+        plan = _plan(decide_latest(folder))
+        run = read_run(folder)
+    except AsyncCheckpointError as error:
+        return _refusal(error, _holder_notes(folder))
+    notes = [*plan.notes, *_holder_notes(folder)]
+    if plan.action == "resume" and (run is None or run.folder_inode != folder.stat().st_ino):
+        notes.append(
+            f"{folder} belongs to no run that is on record (a copy?): the start gets a run id of its own, adopts "
+            "nothing from the server, and creates the rollouts in flight again."
+        )
+    if plan.repairs_tracker:
+        notes.append(f"The start repairs {TRACKER_NAME}, once the step is verified.")
+    return _with_notes(plan, notes)
+
+
+def plan_explicit(step_dir: Path) -> ResumePlan:
+    """Plan a start with `trainer.resume_mode=resume_path` and `trainer.resume_from_path` = `step_dir`."""
+    try:
+        return _plan(Decision(step_dir, "which trainer.resume_from_path names"))
+    except AsyncCheckpointError as error:
+        return _refusal(error)
+
+
+def _plan(decision: Decision) -> ResumePlan:
+    if decision.error is not None:
+        return _refusal(decision.error)
+    warnings = () if decision.warning is None else (decision.warning,)
+    step_dir = decision.step_dir
+    if step_dir is None:
+        return ResumePlan("scratch", None, f"Training from scratch: {decision.reason}.", warnings)
+    if not has_state(step_dir):
+        error = missing_state(step_dir)
+        if error is not None:
+            return _refusal(error)
+        text = f"Resuming from {step_dir}, {decision.reason}, with what VERL saved: the extension was not active then."
+        return ResumePlan("resume_without_position", step_dir, text, (*warnings, plain_step_text(step_dir)))
+    check = check_step(step_dir)
+    refusal = check.refusal
+    saved = check.state or check.trailer
+    if refusal is not None or saved is None:
+        assert refusal is not None
+        return _refusal(refusal)
+    dropped = dropped_text(check.state, step_dir) if check.state is not None else None
+    position = Position.of(saved)
+    return ResumePlan(
+        "resume",
+        step_dir,
+        position_text(step_dir, decision.reason, position),
+        warnings if dropped is None else (*warnings, dropped),
+        () if check.decoded else (NOT_DECODED,),
+        position,
+        decision.repairs_tracker,
+    )
+
+
+def _refusal(error: AsyncCheckpointError, notes: tuple[str, ...] = ()) -> ResumePlan:
+    return ResumePlan("refuse", None, str(error), notes=notes)
+
+
+def _with_notes(plan: ResumePlan, notes: list[str]) -> ResumePlan:
+    return replace(plan, notes=tuple(notes))
+
+
+def _holder_notes(folder: Path) -> tuple[str, ...]:
+    holder = current_holder(folder)
+    if holder is None:
+        return ()
+    return (f"{folder} is in use by {holder}: a start now would wait for it to end, and then be refused.",)

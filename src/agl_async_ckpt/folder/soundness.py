@@ -1,0 +1,222 @@
+"""Everything that a resume would look at in a folder, as a list of findings: the command `verify`.
+
+A step is judged by `step_check`, which the resume itself uses. A **problem** is what a resume refuses, loses inputs
+over, or has to repair; a **note** costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agl_async_ckpt.exceptions import AsyncCheckpointError, DamagedStateError
+from agl_async_ckpt.folder.decision import Position, abandoned_text, decide_latest
+from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME, MAX_BYTES
+from agl_async_ckpt.folder.lock import current_holder
+from agl_async_ckpt.folder.run_identity import RunIdentity, read_run
+from agl_async_ckpt.folder.step_check import (
+    being_saved,
+    check_file,
+    check_step,
+    dropped_text,
+    has_state,
+    is_pruned,
+    missing_state,
+)
+from agl_async_ckpt.folder.steps import StepInfo, TrackerProblem, read_tracker
+from agl_async_ckpt.storage.files import UNREADABLE, leftover_temps, read_small
+from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
+
+NOT_DECODED = "torch is not installed here: every byte was verified, decoding was not tried"
+PLAIN = "saved while the extension was not active: it holds no input position"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found.
+
+    Attributes:
+        path: What it is about.
+        reason: What is wrong, or worth knowing.
+        act: The next safe act; empty for a note that needs none.
+    """
+
+    path: Path
+    reason: str
+    act: str = ""
+
+
+@dataclass
+class Report:
+    """What was found in one step, or in what lies beside the steps.
+
+    Attributes:
+        path: The step folder, the output folder, or the file.
+        problems: What a resume refuses, loses inputs over, or has to repair.
+        notes: What costs nothing.
+        position: Of a step whose input state is whole.
+        decoded: The input state was decoded.
+        step: Its number, if it is a step.
+    """
+
+    path: Path
+    step: int | None = None
+    problems: list[Finding] = field(default_factory=list[Finding])
+    notes: list[Finding] = field(default_factory=list[Finding])
+    position: Position | None = None
+    decoded: bool = False
+
+    @property
+    def sound(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
+
+
+def verify_step(info: StepInfo, steps: Sequence[StepInfo]) -> Report:
+    """Judge one step as a resume from it would.
+
+    Args:
+        info: From a cheap look.
+        steps: All steps beside it, from a cheap look, for the advice.
+    """
+    others = [step for step in reversed(steps) if step.complete and step.path != info.path]
+    newest = next((step.path for step in sorted(others, key=lambda step: step.abandoned)), None)
+    report = Report(info.path, info.step)
+    if info.left_at is not None:
+        report.notes.append(Finding(info.path, f"{abandoned_text(info.left_at)}: only a start that names it takes it"))
+    writer = being_saved(info, current_holder(info.path.parent))
+    if writer is not None:
+        report.notes.append(Finding(info.path, f"being saved now, by {writer}"))
+        return report
+    if not has_state(info.path):
+        _judge_absence(info, report, newest)
+        return report
+    check = check_step(info.path)
+    report.decoded = check.decoded and check.state is not None
+    if check.error is not None:
+        report.problems.append(_from_error(check.error, info.path / FILE_NAME, _advice(newest)))
+    report.problems += [Finding(info.path, problem, _advice(newest)) for problem in check.problems]
+    saved = check.state or check.trailer
+    if saved is not None and check.error is None:
+        report.position = Position.of(saved)
+    if check.state is not None and (dropped := dropped_text(check.state, info.path)) is not None:
+        report.notes.append(Finding(info.path, dropped))
+    if not check.decoded:
+        report.notes.append(Finding(info.path / FILE_NAME, NOT_DECODED))
+    return report
+
+
+def verify_file(path: Path) -> Report:
+    """Judge an input file that lies in no step folder: there is nothing to compare it with."""
+    report = Report(path)
+    check = check_file(path)
+    report.decoded = check.decoded and check.state is not None
+    if check.error is not None:
+        report.problems.append(_from_error(check.error, path, "Restore it from a copy."))
+    report.notes.append(Finding(path, "it lies in no folder global_step_<N>: no seal, model or tracker was looked at"))
+    if not check.decoded:
+        report.notes.append(Finding(path, NOT_DECODED))
+    return report
+
+
+def verify_folder(folder: Path, steps: Sequence[StepInfo]) -> Report:
+    """Judge what lies beside the steps: tracker, run, proof of life, leftovers of killed writers."""
+    report = Report(folder)
+    run: RunIdentity | None = None
+    try:
+        run = read_run(folder)
+    except DamagedStateError as error:
+        report.problems.append(_from_error(error, folder, ""))
+    _judge_tracker(folder, steps, report)
+    if run is not None and run.folder_inode != folder.stat().st_ino:
+        report.notes.append(Finding(folder, "a copy of another run's folder: a resume gives it a run id of its own"))
+    if run is None and report.sound and any(step.has_state for step in steps):
+        report.notes.append(Finding(folder, "no run is on record here: a resume gives it a run id of its own"))
+    _judge_proof_of_life(folder, run, report)
+    report.notes += [
+        Finding(path, "left behind by a writer that was killed; the next start removes it")
+        for path in leftover_temps(folder)
+    ]
+    holder = current_holder(folder)
+    if holder is not None:
+        report.notes.append(Finding(folder, f"in use by {holder}: what it is saving now is not finished yet"))
+    return report
+
+
+def _judge_absence(info: StepInfo, report: Report, newest: Path | None) -> None:
+    if is_pruned(info.path) and not info.selected:
+        report.notes.append(
+            Finding(info.path, "no model and no input position (removed by retention?): no resume can take it")
+        )
+        return
+    try:
+        error = missing_state(info.path)
+    except DamagedStateError:
+        error = None  # said of the folder
+    if error is not None:
+        report.problems.append(_from_error(error, info.path, ""))
+        return
+    act = f"Resume from {newest}, or" if newest is not None else "To keep the position from now on,"
+    report.problems.append(
+        Finding(
+            info.path,
+            f"{PLAIN}. A resume from it skips the buffered rows and the prompts in flight of that save",
+            f"{act} switch the extension on before training goes on: its next checkpoint is exact.",
+        )
+    )
+
+
+def _judge_tracker(folder: Path, steps: Sequence[StepInfo], report: Report) -> None:
+    path, tracker = folder / TRACKER_NAME, read_tracker(folder)
+    if not report.sound:  # the run's identity cannot be read: no start gets as far as the tracker
+        if isinstance(tracker, TrackerProblem):
+            report.problems.append(Finding(path, tracker.message, "Repair the file above first."))
+        return
+    decision = decide_latest(folder)
+    if decision.error is not None:
+        text, _, act = str(decision.error).rpartition("\n")
+        report.problems.append(Finding(path, text, act))
+    elif decision.warning is not None:
+        taken = (
+            f"resumes from {decision.step_dir} and repairs the tracker" if decision.step_dir else "begins from scratch"
+        )
+        act = f"Nothing, if that is wanted: a start with resume_mode=auto {taken}."
+        report.problems.append(Finding(path, decision.warning.partition(". Resuming from")[0], act))
+    elif steps and all(not has_state(step.path) for step in steps):
+        report.notes.append(Finding(folder, f"all {len(steps)} steps here were {PLAIN.partition(':')[0]}"))
+
+
+def _judge_proof_of_life(folder: Path, run: RunIdentity | None, report: Report) -> None:
+    path = folder / ALIVE_FILE_NAME
+    try:
+        values: Any = json.loads(read_small(path, MAX_BYTES))
+        known, spans = values["run_id"], [(float(first), float(last)) for first, last in values["lives"]]
+    except FileNotFoundError:
+        return
+    except UNREADABLE as error:
+        report.notes.append(
+            Finding(
+                path,
+                f"cannot be read ({type(error).__name__}): a resume runs rollouts again that ended before it",
+            )
+        )
+        return
+    if run is not None and known != run.run_id and spans:
+        report.notes.append(Finding(path, "of another run: a resume takes no notice of it"))
+
+
+def _advice(newest: Path | None) -> str:
+    if newest is not None:
+        return f"Resume from {newest} with trainer.resume_mode=resume_path and trainer.resume_from_path."
+    return "There is no complete step beside it. Restore it from a copy, or resume from another output folder."
+
+
+def _from_error(error: AsyncCheckpointError, path: Path, act: str) -> Finding:
+    """Split an error text: the last line is its act, unless it is one of the aligned rows."""
+    text, _, last = str(error).rpartition("\n")
+    if text and not last.startswith(" "):
+        return Finding(path, text, last)
+    return Finding(path, str(error), act)
