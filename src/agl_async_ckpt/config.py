@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from agl_async_ckpt.exceptions import ConfigError
+from agl_async_ckpt.exceptions import ConfigError, compose
 
 PARENT = "agentlightning"
 NAME = "async_checkpoint"
@@ -151,11 +151,13 @@ def read_config(config: Any) -> AsyncCheckpointConfig:
     if values is None:
         return AsyncCheckpointConfig()
     if not isinstance(values, dict):
-        raise ConfigError(f"{SECTION} must be a mapping of settings, got {values!r}.\nAllowed keys: {_allowed_keys()}.")
+        raise ConfigError(
+            f"{SECTION} must be a mapping of settings, got {values!r}.", act=f"Allowed keys: {_allowed_keys()}."
+        )
     try:
         return AsyncCheckpointConfig.model_validate({str(key): value for key, value in values.items()})
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from None
+        raise _explained([_explain(problem) for problem in error.errors()]) from None
 
 
 def _refuse_misplaced(config: Any) -> None:
@@ -166,17 +168,19 @@ def _refuse_misplaced(config: Any) -> None:
         # A dotlist merged without Hydra keeps a leading "+" as part of the key.
         if isinstance(key, str) and key.startswith("+") and key.lstrip("+") == PARENT:
             raise ConfigError(
-                f"The config has a top-level key {key!r}, which nothing reads.\n"
-                f"Write {SECTION}.<key>=<value> without the leading '+'."
+                f"The config has a top-level key {key!r}, which nothing reads.",
+                act=f"Write {SECTION}.<key>=<value> without the leading '+'.",
             )
     for place in PLACES_TO_ERR:
         section = OmegaConf.select(config, place) if place else config
         for key in section if OmegaConf.is_dict(section) else ():
             path = f"{place}.{key}" if place else str(key)
             if path != SECTION and get_close_matches(str(key), NAMES_TO_ERR, cutoff=0.8):
-                raise ConfigError(f"The config has a section {path}, which nothing reads.\nDid you mean {SECTION}?")
+                raise ConfigError(
+                    f"The config has a section {path}, which nothing reads.", act=f"Did you mean {SECTION}?"
+                )
             if _is_setting(str(key), place):
-                raise ConfigError(f"The config sets {path}, which nothing reads.\nDid you mean {SECTION}.{key}?")
+                raise ConfigError(f"The config sets {path}, which nothing reads.", act=f"Did you mean {SECTION}.{key}?")
 
 
 def _is_setting(key: str, place: str) -> bool:
@@ -189,13 +193,20 @@ def _allowed_keys() -> str:
     return ", ".join(AsyncCheckpointConfig.model_fields)
 
 
-def _explain(problem: Any) -> str:
+def _explained(problems: list[tuple[str, str]]) -> ConfigError:
+    if len(problems) == 1:
+        return ConfigError(problems[0][0], act=problems[0][1])
+    return ConfigError("\n".join(compose(fact, act=act) for fact, act in problems))
+
+
+def _explain(problem: Any) -> tuple[str, str]:
+    """Say what is wrong with a key, and what is allowed."""
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         close = get_close_matches(key, AsyncCheckpointConfig.model_fields, n=1)
         suggestion = f" Did you mean {close[0]}?" if close else ""
-        return f"Unknown key {SECTION}.{key}.{suggestion}\nAllowed keys: {_allowed_keys()}."
-    return f"{SECTION}.{key} is {_as_yaml(problem['input'])}.\n{_allowed_values(key, problem)}"
+        return f"Unknown key {SECTION}.{key}.{suggestion}", f"Allowed keys: {_allowed_keys()}."
+    return f"{SECTION}.{key} is {_as_yaml(problem['input'])}.", _allowed_values(key, problem)
 
 
 def _allowed_values(key: str, problem: Any) -> str:

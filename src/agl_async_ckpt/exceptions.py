@@ -24,10 +24,37 @@ StopRequested (SystemExit)                out of `run_ppo`, in the driver
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+Rows = Sequence[tuple[str, object]]
+"""Names and values, in the order in which they are shown."""
 
 
 class AsyncCheckpointError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package: made of data, which `str()` composes and nothing takes apart again.
+
+    Attributes:
+        fact: What is wrong, in sentences, with its path.
+        rows: What belongs to it by name: the saved value and the current one, or each thing that was found.
+        act: The next safe act; empty where the fact says it all.
+    """
+
+    def __init__(self, fact: str, rows: Rows = (), act: str = "") -> None:
+        super().__init__(fact)
+        self.fact = fact
+        self.rows = tuple(rows)
+        self.act = act
+
+    @property
+    def said(self) -> str:
+        """The fact and its rows, without the act."""
+        return compose(self.fact, self.rows)
+
+    def __str__(self) -> str:
+        return compose(self.fact, self.rows, self.act)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.fact, self.rows, self.act), vars(self)
 
 
 class ConfigError(AsyncCheckpointError, ValueError):
@@ -75,7 +102,15 @@ class UnencodableValueError(AsyncCheckpointError, TypeError):
 
 
 class StateWriteError(AsyncCheckpointError, OSError):
-    """The input state was not published; the previous checkpoint stays selected."""
+    """The input state was not published; the previous checkpoint stays selected.
+
+    Attributes:
+        errno: Of the operating system's error, if it was one.
+    """
+
+    def __init__(self, fact: str, rows: Rows = (), act: str = "", *, errno: int | None = None) -> None:
+        super().__init__(fact, rows, act)
+        self.errno = errno
 
 
 class ServerError(AsyncCheckpointError, ConnectionError):
@@ -141,12 +176,12 @@ class TrainingStoppedElsewhere(TrainingStopped, SystemExit):
         return EXIT_STOPPED
 
 
-def aligned(rows: Sequence[tuple[str, object]]) -> str:
+def aligned(rows: Rows) -> str:
     """Lay out `label: value` rows, indented by two, so that the values start in one column."""
     width = max((len(label) for label, _ in rows), default=0) + 1
     return "\n".join(f"  {label + ':':<{width}} {value}" for label, value in rows)
 
 
-def describe(fact: str, rows: Sequence[tuple[str, object]], act: str) -> str:
-    """Compose an error text: the fact, the saved and current values aligned, the next safe act."""
+def compose(fact: str, rows: Rows = (), act: str = "") -> str:
+    """Compose a text for people: the fact, the saved and current values aligned, the next safe act."""
     return "\n".join(part for part in (fact, aligned(rows), act) if part)

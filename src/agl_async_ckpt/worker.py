@@ -44,6 +44,6 @@ def _load(dotted: str) -> Callable[[], object]:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ActivationError(
-            f"The worker setup hook {dotted!r} cannot be loaded: {error}.\n"
-            "Name an importable function as <module>.<function> that every Ray worker can import."
+            f"The worker setup hook {dotted!r} cannot be loaded: {error}.",
+            act="Name an importable function as <module>.<function> that every Ray worker can import.",
         ) from error

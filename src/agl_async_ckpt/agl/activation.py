@@ -59,9 +59,9 @@ def swap_trainer_class(module: ModuleType) -> None:
     if original is None:
         raise ActivationError(
             f"agentlightning {importlib.metadata.version('agentlightning')} has no {TRAINER_MODULE}.{TRAINER_CLASS}, "
-            "so the extension cannot be switched on.\n"
-            f"Use one of the tested versions ({', '.join(TESTED['agentlightning'])}), or take the extension out of the "
-            "config."
+            "so the extension cannot be switched on.",
+            act=f"Use one of the tested versions ({', '.join(TESTED['agentlightning'])}), or take the extension out "
+            "of the config.",
         )
     if not issubclass(original, CheckpointOverrides):
         namespace[TRAINER_CLASS] = extend(original)

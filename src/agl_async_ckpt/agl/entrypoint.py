@@ -14,7 +14,7 @@ from agl_async_ckpt._logging import ensure_visible
 from agl_async_ckpt.agl import activation
 from agl_async_ckpt.agl.stop import ray_store
 from agl_async_ckpt.agl.stop.signals import StopSignals, own_process_groups
-from agl_async_ckpt.exceptions import ActivationError, StopRequested, TrainingStopped, describe
+from agl_async_ckpt.exceptions import ActivationError, StopRequested, TrainingStopped
 from agl_async_ckpt.worker import CHAINED_HOOK_VARIABLE, SETUP_HOOK, UPSTREAM_HOOK
 
 log = logging.getLogger(__name__)
@@ -136,10 +136,12 @@ def _require_loadable() -> None:
     elif not ray.get(ray.remote(num_cpus=0)(_is_loaded).remote()):
         raise ActivationError(
             "Ray was initialised before run_ppo, without the extension: no checkpoint would hold the input position.\n"
-            "Switch on in one of these ways:\n"
-            "  let run_ppo initialise Ray:           leave out your own ray.init\n"
-            f'  in your own ray.init:                 runtime_env={{"{HOOK_KEY}": "{SETUP_HOOK}"}}\n'
-            f"  in the environment of Ray's workers:  {PLUGIN_VARIABLE}={PLUGIN}"
+            "Switch on in one of these ways:",
+            [
+                ("let run_ppo initialise Ray", "leave out your own ray.init"),
+                ("in your own ray.init", f'runtime_env={{"{HOOK_KEY}": "{SETUP_HOOK}"}}'),
+                ("in the environment of Ray's workers", f"{PLUGIN_VARIABLE}={PLUGIN}"),
+            ],
         )
 
 
@@ -164,9 +166,7 @@ def _require_no_job_hook() -> None:
             "run_ppo runs it after its own."
         )
     raise ActivationError(
-        describe(
-            f"The submitted Ray job sets a {HOOK_KEY}, and Ray refuses the one of run_ppo beside it.",
-            [("in the job", job_hook), ("of run_ppo", SETUP_HOOK)],
-            act,
-        )
+        f"The submitted Ray job sets a {HOOK_KEY}, and Ray refuses the one of run_ppo beside it.",
+        [("in the job", job_hook), ("of run_ppo", SETUP_HOOK)],
+        act,
     )

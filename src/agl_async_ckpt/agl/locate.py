@@ -77,8 +77,8 @@ def explicit_step(resume_from_path: Any) -> Path:
     """
     if not isinstance(resume_from_path, str) or not resume_from_path:
         raise CheckpointNotFoundError(
-            f"trainer.resume_mode=resume_path needs trainer.resume_from_path, got {resume_from_path!r}.\n"
-            "Set it to a checkpoint folder: <output folder>/global_step_<N>."
+            f"trainer.resume_mode=resume_path needs trainer.resume_from_path, got {resume_from_path!r}.",
+            act="Set it to a checkpoint folder: <output folder>/global_step_<N>.",
         )
     path = Path(os.path.abspath(resume_from_path))  # noqa: PTH100 - keeps symlinks, drops a trailing slash
     if parse_step(path) is not None and path.is_dir():

@@ -17,7 +17,7 @@ from agl_async_ckpt.agl.report import ResumeReport
 from agl_async_ckpt.agl.retention import remove_leftovers
 from agl_async_ckpt.agl.session import Session
 from agl_async_ckpt.config import SECTION
-from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError, StateMismatchError, describe
+from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError, StateMismatchError
 from agl_async_ckpt.folder.decision import Position
 from agl_async_ckpt.folder.run_identity import begin_life
 from agl_async_ckpt.folder.step_check import check_step, dropped_text, has_state, missing_state, plain_step_text
@@ -178,13 +178,13 @@ def _fits(trainer: Any, session: Session, state: InputState, step_dir: Path) -> 
     found = found or order_differences(trainer, state)
     if not found:
         return True
-    text = explain(found, state, step_dir)
+    error = explain(found, state, step_dir)
     if session.config.on_mismatch == "error":
-        raise StateMismatchError(text)
+        raise error
     log.warning(
         "%s\n%s.on_mismatch=reset: dropping the saved position as a whole: loader position, epoch %d, %d buffered "
         "inputs and %d prompt groups in flight. Step, weights and generators stay.",
-        text.rpartition("\n")[0],
+        error.said,
         SECTION,
         state.epoch,
         state.num_buffered,
@@ -203,11 +203,9 @@ def _check_legacy(session: Session, step_dir: Path) -> None:
 def _put_back(trainer: Any, session: Session, state: InputState, step_dir: Path, reason: str) -> None:
     if trainer.global_steps != state.global_step:
         raise StateMismatchError(
-            describe(
-                f"VERL loaded another step than the input state in {step_dir}.",
-                [("loaded by VERL", trainer.global_steps), ("in the input state", state.global_step)],
-                "Nothing was trained. Report this with both versions of the packages.",
-            )
+            f"VERL loaded another step than the input state in {step_dir}.",
+            [("loaded by VERL", trainer.global_steps), ("in the input state", state.global_step)],
+            "Nothing was trained. Report this with both versions of the packages.",
         )
     buffered = open_loader(trainer, state)
     internals.set_buffered_batch(trainer, buffered)
@@ -252,13 +250,11 @@ def _guard_inactive(trainer: Any, session: Session) -> None:
         return
     if session.config.enabled:
         raise StateMismatchError(
-            describe(
-                f"{step_dir} holds inputs that asynchronous training has pulled and not trained; "
-                "synchronous training would skip them.",
-                pending,
-                "Resume with agentlightning.async_rollout.enabled=true, or set "
-                f"{SECTION}.enabled=false to skip them knowingly.",
-            )
+            f"{step_dir} holds inputs that asynchronous training has pulled and not trained; "
+            "synchronous training would skip them.",
+            pending,
+            "Resume with agentlightning.async_rollout.enabled=true, or set "
+            f"{SECTION}.enabled=false to skip them knowingly.",
         )
     log.warning(
         "%s.enabled=false: skipping %d buffered inputs and %d prompt groups in flight of %s.",

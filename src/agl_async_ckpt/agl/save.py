@@ -136,8 +136,8 @@ def _refuse_foreign_file(step_dir: Any) -> None:
         read_trailer(path)
     except ForeignFormatError as error:
         raise ActivationError(
-            f"{path} is of another format (agent-lightning's own?) and was not written over.\n"
-            "Set trainer.default_local_dir to a new folder, or switch off one of the two writers."
+            f"{path} is of another format (agent-lightning's own?) and was not written over.",
+            act="Set trainer.default_local_dir to a new folder, or switch off one of the two writers.",
         ) from error
     except StateFormatError:
         return  # damaged, ours: replaced by a good one
@@ -153,6 +153,6 @@ def _confirm_ours(path: Any, state: InputState) -> None:
     if run_id != state.run_id:
         raise ActivationError(
             f"{path} was written over while VERL saved step {state.global_step}: "
-            "this agent-lightning saves a file of that name itself.\n"
-            "Take this extension out of the config; the saved input position of this step is lost."
+            "this agent-lightning saves a file of that name itself.",
+            act="Take this extension out of the config; the saved input position of this step is lost.",
         )

@@ -45,7 +45,8 @@ def _refusing(what: str) -> Iterator[None]:
         yield
     except UnencodableValueError as error:
         raise UnencodableValueError(
-            f"No checkpoint can hold what {what}: {error}\nOr train without exact checkpoints: {SECTION}.enabled=false."
+            f"No checkpoint can hold what {what}: {error}",
+            act=f"Or train without exact checkpoints: {SECTION}.enabled=false.",
         ) from None
 
 

@@ -84,8 +84,8 @@ class CheckpointOverrides(_Trainer):
             if base.__module__.partition(".")[0] in FRAMEWORKS and not issubclass(base, CheckpointOverrides):
                 raise ActivationError(
                     f"{cls.__qualname__} lists AsyncCheckpointMixin after {base.__name__}: no checkpoint would hold "
-                    "the input position.\n"
-                    f"Write class {cls.__name__}(AsyncCheckpointMixin, {base.__name__})."
+                    "the input position.",
+                    act=f"Write class {cls.__name__}(AsyncCheckpointMixin, {base.__name__}).",
                 )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

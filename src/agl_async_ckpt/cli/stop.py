@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
         request = request_stop(folder, "agl-async-ckpt stop")
     except OSError as error:
         raise UsageError(
-            f"The request {folder / STOP_NAME} cannot be left: {error.strerror}.\n"
-            "Make room or write access in that folder and ask again, or send SIGTERM to a driver that handles it."
+            f"The request {folder / STOP_NAME} cannot be left: {error.strerror}.",
+            act="Make room or write access in that folder and ask again, or send SIGTERM to a driver that handles it.",
         ) from error
     if holder is not None:
         output.say(f"Asked {holder} to stop after its step, in {folder}.")

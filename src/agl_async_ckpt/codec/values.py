@@ -63,9 +63,9 @@ class _Refused(Exception):  # noqa: N818 - control flow, always turned into Unen
         """Compose the error for users."""
         place = self.place if len(self.place) <= 200 else f"{self.place[:200]}..."
         return UnencodableValueError(
-            f"{where}{', at ' + place if place else ''}: {self.kind} {self.reason}.\n"
-            "Keep plain values there: text, numbers, bytes, dates, paths, lists, dicts, numpy arrays, tensors "
-            "(an image as its encoded bytes or its path)."
+            f"{where}{', at ' + place if place else ''}: {self.kind} {self.reason}.",
+            act="Keep plain values there: text, numbers, bytes, dates, paths, lists, dicts, numpy arrays, tensors "
+            "(an image as its encoded bytes or its path).",
         )
 
 

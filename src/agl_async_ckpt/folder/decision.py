@@ -89,7 +89,7 @@ def _decide_latest(folder: Path) -> Decision:
     if newest is None and (fact := _nothing_to_lose(folder, steps, branch, tracker)) is not None:
         return Decision(reason=fact, warning=f"{fact}: training from scratch.")
     if newest is None:
-        return Decision(error=StateMismatchError(_none_complete(folder, steps)))
+        return Decision(error=_none_complete(folder, steps))
     if selected is not None and not selected.abandoned and selected.trailer is None:
         return Decision(selected.path, chosen)
     return Decision(
@@ -179,17 +179,15 @@ def _doubt(folder: Path, tracker: int | TrackerProblem | None, selected: StepInf
     return f"{selected.path} is not complete ({_joined(selected.problems)})"
 
 
-def _none_complete(folder: Path, steps: list[StepInfo]) -> str:
-    rows = [f"  {step.path.name}: {_why_not(step)}" for step in steps[-MAX_LISTED:]]
+def _none_complete(folder: Path, steps: list[StepInfo]) -> StateMismatchError:
+    rows = [(step.path.name, _why_not(step)) for step in steps[-MAX_LISTED:]]
     left = [step.path for step in steps if step.abandoned and step.complete]
     other = f"{left[-1]} or another folder's checkpoint" if left else "another folder's checkpoint"
-    return "\n".join(
-        [
-            f"No checkpoint in {folder} is complete, and training from scratch would lose them silently.",
-            *rows,
-            f"Bring back what one of them lacks, resume from {other} with trainer.resume_mode=resume_path, or start in "
-            "an empty trainer.default_local_dir.",
-        ]
+    return StateMismatchError(
+        f"No checkpoint in {folder} is complete, and training from scratch would lose them silently.",
+        rows,
+        f"Bring back what one of them lacks, resume from {other} with trainer.resume_mode=resume_path, or start in "
+        "an empty trainer.default_local_dir.",
     )
 
 

@@ -21,7 +21,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.exceptions import FolderInUseError, StateWriteError, describe
+from agl_async_ckpt.exceptions import FolderInUseError, StateWriteError
 from agl_async_ckpt.storage.files import UNREADABLE, read_small, unwritable
 from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
 
@@ -115,7 +115,7 @@ class OutputLock:
                 if error.errno not in _HELD:
                     raise _refused(self.path, error) from error
                 if time.monotonic() >= deadline:
-                    raise FolderInUseError(_in_use(self.path, wait_s, error)) from None
+                    raise _in_use(self.path, wait_s, error) from None
                 if not told:
                     log.info(
                         "Waiting up to %g s for %s, held by %s.", wait_s, self.path, _words(read_holder(self.path))
@@ -183,19 +183,19 @@ def _open(path: Path) -> int:
 
 def _refused(path: Path, error: OSError) -> StateWriteError:
     return StateWriteError(
-        error.errno,
-        f"{path} cannot be locked ({error.strerror}).\n"
-        "Nothing was trained. Repair the file system of trainer.default_local_dir, or set another one.",
+        f"{path} cannot be locked ({error.strerror}).",
+        act="Nothing was trained. Repair the file system of trainer.default_local_dir, or set another one.",
+        errno=error.errno,
     )
 
 
-def _in_use(path: Path, wait_s: float, error: OSError) -> str:
+def _in_use(path: Path, wait_s: float, error: OSError) -> FolderInUseError:
     holder = read_holder(path)
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"])) if holder else "unknown"
     rows = [("host", holder.get("host", "unknown")), ("pid", holder.get("pid", "unknown")), ("since", since)]
     if error.errno == errno.EACCES:
         rows.append(("lock", f"{error.strerror}, which some file systems answer for a lock that is held"))
-    return describe(
+    return FolderInUseError(
         f"Another trainer writes into {path.parent}; waited {wait_s:g} s for it to end.",
         rows,
         "End that one first, or set another trainer.default_local_dir. "

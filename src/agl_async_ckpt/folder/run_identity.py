@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.exceptions import DamagedStateError, FolderInUseError, describe
+from agl_async_ckpt.exceptions import DamagedStateError, FolderInUseError
 from agl_async_ckpt.storage.branch import Branch, parse_branch
 from agl_async_ckpt.storage.files import make_folders, publish, read_small, unwritable, write_all
 from agl_async_ckpt.storage.layout import RUN_FILE_NAME
@@ -93,13 +93,13 @@ def read_run(output_dir: Path) -> RunIdentity | None:
         return None
     except PermissionError as error:
         raise DamagedStateError(
-            f"{path} cannot be read: {error.strerror}.\n"
-            "It names the run of this output folder. Have its owner make it readable for this user."
+            f"{path} cannot be read: {error.strerror}.",
+            act="It names the run of this output folder. Have its owner make it readable for this user.",
         ) from error
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DamagedStateError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.\n"
-            "It names the run of this output folder. Restore it, or remove it to give the folder a new run id."
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.",
+            act="It names the run of this output folder. Restore it, or remove it to give the folder a new run id.",
         ) from error
     return identity
 
@@ -151,14 +151,12 @@ def require_latest_life(output_dir: Path, identity: RunIdentity) -> None:
     known = read_run(output_dir)
     assert known is not None
     raise FolderInUseError(
-        describe(
-            f"Another trainer has taken over the output folder {output_dir}: nothing more is saved by this one.",
-            [
-                ("this trainer", f"life {identity.life}, process {identity.pid} on {identity.host}"),
-                ("newer trainer", f"life {known.life}, process {known.pid} on {known.host}"),
-            ],
-            "Let one trainer at a time use an output folder; set another trainer.default_local_dir for a second one.",
-        )
+        f"Another trainer has taken over the output folder {output_dir}: nothing more is saved by this one.",
+        [
+            ("this trainer", f"life {identity.life}, process {identity.pid} on {identity.host}"),
+            ("newer trainer", f"life {known.life}, process {known.pid} on {known.host}"),
+        ],
+        "Let one trainer at a time use an output folder; set another trainer.default_local_dir for a second one.",
     )
 
 

@@ -177,8 +177,7 @@ def _judge_tracker(folder: Path, steps: Sequence[StepInfo], report: Report) -> N
         return
     decision = decide_latest(folder)
     if decision.error is not None:
-        text, _, act = str(decision.error).rpartition("\n")
-        report.problems.append(Finding(path, text, act))
+        report.problems.append(_from_error(decision.error, path, ""))
     elif decision.warning is not None:
         taken = (
             f"resumes from {decision.step_dir} and repairs the tracker" if decision.step_dir else "begins from scratch"
@@ -215,8 +214,4 @@ def _advice(newest: Path | None) -> str:
 
 
 def _from_error(error: AsyncCheckpointError, path: Path, act: str) -> Finding:
-    """Split an error text: the last line is its act, unless it is one of the aligned rows."""
-    text, _, last = str(error).rpartition("\n")
-    if text and not last.startswith(" "):
-        return Finding(path, text, last)
-    return Finding(path, str(error), act)
+    return Finding(path, error.said, error.act or act)

@@ -14,7 +14,6 @@ from agl_async_ckpt.exceptions import (
     DamagedStateError,
     MissingStateError,
     StateFormatError,
-    describe,
 )
 from agl_async_ckpt.folder.lock import read_holder
 from agl_async_ckpt.folder.run_identity import RunIdentity, read_run
@@ -55,7 +54,8 @@ class StepCheck:
     def refusal(self) -> AsyncCheckpointError | None:
         """The error with which a resume refuses the step; None if it takes it."""
         if isinstance(self.error, StateFormatError):
-            error = type(self.error)(f"{self.error}\n{other_step(self.step_dir)}")
+            acts = (self.error.act, other_step(self.step_dir))
+            error = type(self.error)(self.error.fact, self.error.rows, "\n".join(filter(None, acts)))
             error.__cause__ = self.error
             return error
         if self.error is not None:
@@ -65,9 +65,7 @@ class StepCheck:
         fact = (
             f"The checkpoint {self.step_dir} is incomplete: its input position and its model need not belong together."
         )
-        return DamagedStateError(
-            describe(fact, [("problem", problem) for problem in self.problems], other_step(self.step_dir))
-        )
+        return DamagedStateError(fact, [("problem", problem) for problem in self.problems], other_step(self.step_dir))
 
 
 def check_step(step_dir: Path) -> StepCheck:
@@ -116,14 +114,14 @@ def missing_state(step_dir: Path) -> MissingStateError | None:
         if not is_pruned(step_dir) or _may_exist(step_dir / LOADER_FILE_NAME):
             return None
         return MissingStateError(
-            f"{step_dir} holds nothing to resume from: no model, no {LOADER_FILE_NAME} and no input position.\n"
-            f"{other_step(step_dir)}"
+            f"{step_dir} holds nothing to resume from: no model, no {LOADER_FILE_NAME} and no input position.",
+            act=f"{other_step(step_dir)}",
         )
     return MissingStateError(
         f"{step_dir} has no {FILE_NAME}, though this run wrote them before: it was removed, or the step was saved "
-        "while the extension was not loaded.\n"
-        "Buffered and in-flight inputs of that step cannot be reconstructed. Resume from a step that has the file, or "
-        "set agentlightning.async_checkpoint.on_mismatch=reset to go on with what VERL saved."
+        "while the extension was not loaded.",
+        act="Buffered and in-flight inputs of that step cannot be reconstructed. Resume from a step that has the file, "
+        "or set agentlightning.async_checkpoint.on_mismatch=reset to go on with what VERL saved.",
     )
 
 

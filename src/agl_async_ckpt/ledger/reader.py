@@ -65,9 +65,9 @@ def read_ledger(path: Path) -> Ledger:
     except (FileNotFoundError, NotADirectoryError):
         what = "no such path" if not path.exists() else f"no {LEDGER_NAME} in it"
         raise CheckpointNotFoundError(
-            f"{path} has no ledger: {what}.\n"
-            "Name the output folder (trainer.default_local_dir) of an asynchronous run with the extension loaded. A "
-            "run that has trained without it, or with agentlightning.async_checkpoint.ledger=false, cannot be audited."
+            f"{path} has no ledger: {what}.",
+            act="Name the output folder (trainer.default_local_dir) of an asynchronous run with the extension loaded. "
+            "A run that has trained without it, or with agentlightning.async_checkpoint.ledger=false, cannot be audited.",
         ) from None
     except OSError as error:
         raise DamagedStateError(f"{file} cannot be read: {error.strerror}.") from error

@@ -137,10 +137,9 @@ class LedgerWriter:
         return size + 1
 
     def _error(self, error: OSError) -> StateWriteError:
-        wrapped = StateWriteError(
-            f"The ledger {self.path} cannot be written: {error.strerror or error}.\n"
-            "Free space or fix the folder, or set agentlightning.async_checkpoint.ledger=false to train without an "
-            "account of the inputs."
+        return StateWriteError(
+            f"The ledger {self.path} cannot be written: {error.strerror or error}.",
+            act="Free space or fix the folder, or set agentlightning.async_checkpoint.ledger=false to train without an "
+            "account of the inputs.",
+            errno=error.errno,
         )
-        wrapped.errno = error.errno
-        return wrapped

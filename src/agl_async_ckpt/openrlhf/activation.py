@@ -69,8 +69,8 @@ def _refuse_early_import(module: str, name: str) -> None:
         if other != module and _holds(found, original):
             raise ActivationError(
                 f"{other} imported {name} from {module} before agl_async_ckpt.openrlhf.enable(): its training would "
-                "save no generated samples.\n"
-                "Call enable() first, at the top of the launcher."
+                "save no generated samples.",
+                act="Call enable() first, at the top of the launcher.",
             )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agl_async_ckpt.exceptions import StateMismatchError, describe
+from agl_async_ckpt.exceptions import StateMismatchError
 
 LAYOUT = 1
 """How the parts of an OpenRLHF state lie in an `InputState`."""
@@ -75,11 +75,9 @@ def require_match(saved: Mapping[str, Any], current: Mapping[str, Any], num_samp
     for key in different:
         rows += [(f"{key} in checkpoint", saved[key]), (f"{key} in this run", current.get(key, "not set"))]
     raise StateMismatchError(
-        describe(
-            f"The input state in the checkpoint does not fit this run: {', '.join(different)} "
-            f"{'differs' if len(different) == 1 else 'differ'}.",
-            rows,
-            "Resume with the saved values, or without this extension (python -m openrlhf.cli.train_ppo_ray), which "
-            f"skips the {num_samples} generated samples in it.",
-        )
+        f"The input state in the checkpoint does not fit this run: {', '.join(different)} "
+        f"{'differs' if len(different) == 1 else 'differ'}.",
+        rows,
+        "Resume with the saved values, or without this extension (python -m openrlhf.cli.train_ppo_ray), which "
+        f"skips the {num_samples} generated samples in it.",
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from agl_async_ckpt._version import __version__
-from agl_async_ckpt.exceptions import DamagedStateError, StateMismatchError, UnsupportedVersionError, describe
+from agl_async_ckpt.exceptions import DamagedStateError, StateMismatchError, UnsupportedVersionError
 from agl_async_ckpt.openrlhf.boundary import LAYOUT, Boundary
 from agl_async_ckpt.openrlhf.internals import require_supported
 from agl_async_ckpt.openrlhf.packed import pack_state, unpack_state
@@ -78,15 +78,13 @@ def read_entry(entry: Any, where: str, global_step: int) -> InputState:
     layout = state.fingerprint.recorded.get(_LAYOUT_KEY)
     if layout != LAYOUT:
         raise UnsupportedVersionError(
-            f"{where} has layout {layout}; this agl-async-ckpt reads layout {LAYOUT}.\n"
-            f"Resume with the version that wrote it ({state.written_by.get('agl-async-ckpt', 'unknown')})."
+            f"{where} has layout {layout}; this agl-async-ckpt reads layout {LAYOUT}.",
+            act=f"Resume with the version that wrote it ({state.written_by.get('agl-async-ckpt', 'unknown')}).",
         )
     if state.global_step != global_step:
         raise StateMismatchError(
-            describe(
-                f"{where} belongs to another step.",
-                [("entry", f"global_step {state.global_step}"), ("checkpoint", f"global_step {global_step}")],
-                "Resume from another checkpoint; this one is mixed.",
-            )
+            f"{where} belongs to another step.",
+            [("entry", f"global_step {state.global_step}"), ("checkpoint", f"global_step {global_step}")],
+            "Resume from another checkpoint; this one is mixed.",
         )
     return state

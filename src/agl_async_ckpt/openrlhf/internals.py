@@ -38,14 +38,14 @@ def require_supported() -> str:
         version = importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         raise ActivationError(
-            f"OpenRLHF is not installed here, or its version is not known (a source tree without metadata).\n"
-            f"Install one of {supported}."
+            "OpenRLHF is not installed here, or its version is not known (a source tree without metadata).",
+            act=f"Install one of {supported}.",
         ) from None
     if version not in SUPPORTED_VERSIONS:
         raise ActivationError(
-            f"OpenRLHF {version} is not supported; supported are {supported}.\n"
-            f"Install one of these, or run `python -m {TRAIN_COMMAND}` without this extension: its checkpoints then "
-            "hold no generated samples."
+            f"OpenRLHF {version} is not supported; supported are {supported}.",
+            act=f"Install one of these, or run `python -m {TRAIN_COMMAND}` without this extension: its checkpoints "
+            "then hold no generated samples.",
         )
     return version
 

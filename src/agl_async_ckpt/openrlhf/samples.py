@@ -56,8 +56,8 @@ def from_columns(columns: Batch | None) -> list[Any]:
     unknown = sorted(name for name in columns if name not in known and not name.startswith(_INFO_PREFIX))
     if unknown:
         raise StateMismatchError(
-            f"Generated samples in the checkpoint have fields that this OpenRLHF does not know: {', '.join(unknown)}.\n"
-            "Resume with the version of OpenRLHF that saved them."
+            f"Generated samples in the checkpoint have fields that this OpenRLHF does not know: {', '.join(unknown)}.",
+            act="Resume with the version of OpenRLHF that saved them.",
         )
     samples: list[Any] = []
     for row in range(num_rows(columns)):

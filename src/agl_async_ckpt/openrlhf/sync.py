@@ -35,7 +35,7 @@ class GuardedPPOTrainer(_PPOTrainer):
                     f"{where} was saved by an asynchronous run after step {state.global_step}, with "
                     f"{state.num_buffered} generated samples to be trained and its episode "
                     f"{'finished' if state.exhausted else 'unfinished'}; synchronous training would "
-                    f"{'skip them' if state.num_buffered else 'train the episode again'}.\n"
-                    "Resume with --train.async_enable."
+                    f"{'skip them' if state.num_buffered else 'train the episode again'}.",
+                    act="Resume with --train.async_enable.",
                 )
         return states

@@ -21,7 +21,6 @@ from agl_async_ckpt.exceptions import (
     DamagedStateError,
     StateFormatError,
     StateMismatchError,
-    describe,
 )
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.branch import Branch
@@ -61,11 +60,9 @@ def commit_state(state: InputState, step_dir: str | os.PathLike[str], *, branch:
     target = folder / FILE_NAME
     if parse_step(folder) != state.global_step:
         raise StateMismatchError(
-            describe(
-                f"Input state cannot be saved in {folder}: it is of another step.",
-                [("state", f"global_step {state.global_step}"), ("folder", folder.name)],
-                "",
-            )
+            f"Input state cannot be saved in {folder}: it is of another step.",
+            [("state", f"global_step {state.global_step}"), ("folder", folder.name)],
+            "",
         )
     try:
         payload = encode_state(state)
@@ -107,11 +104,9 @@ def _load(file: Path, trailer: Trailer, content: BinaryIO) -> InputState:
     step = parse_step(file.absolute().parent)
     if step is not None and step != trailer.global_step:
         raise StateMismatchError(
-            describe(
-                f"{file} belongs to another step.",
-                [("in the file", f"global_step {trailer.global_step}"), ("folder", f"global_step {step}")],
-                "Resume from another step; the content of this folder is mixed.",
-            )
+            f"{file} belongs to another step.",
+            [("in the file", f"global_step {trailer.global_step}"), ("folder", f"global_step {step}")],
+            "Resume from another step; the content of this folder is mixed.",
         )
     try:
         refuse_foreign_pickle(content)
@@ -123,7 +118,7 @@ def _load(file: Path, trailer: Trailer, content: BinaryIO) -> InputState:
     except MemoryError:
         raise
     except StateFormatError as error:
-        raise type(error)(f"{file}: {error}") from error
+        raise type(error)(f"{file}: {error.fact}", error.rows, error.act) from error
     except pickle.UnpicklingError as error:
         # torch's own text advises to load with weights_only=False, which would run what the file asks for.
         raise _foreign_content(file, "refused by torch") from error
@@ -143,8 +138,8 @@ def _loaded(content: BinaryIO) -> Any:
 
 def _foreign_content(file: Path, reason: str) -> DamagedStateError:
     return DamagedStateError(
-        f"{file} is whole, yet it holds what no input state holds ({reason}). Nothing of it was run.\n"
-        "Resume from another step; do not load this file by other means."
+        f"{file} is whole, yet it holds what no input state holds ({reason}). Nothing of it was run.",
+        act="Resume from another step; do not load this file by other means.",
     )
 
 
@@ -184,9 +179,7 @@ def _check_agreement(trailer: Trailer, state: InputState, file: Path) -> None:
     found = (state.global_step, state.epoch, state.exhausted, state.run_id, state.parent_run_id)
     if said != found or dict(trailer.counts) != state.counts:
         raise DamagedStateError(
-            describe(
-                f"{file} is damaged: its trailer and its content disagree.",
-                [("trailer", (*said, dict(trailer.counts))), ("content", (*found, state.counts))],
-                "",
-            )
+            f"{file} is damaged: its trailer and its content disagree.",
+            [("trailer", (*said, dict(trailer.counts))), ("content", (*found, state.counts))],
+            "",
         )

@@ -181,8 +181,8 @@ def _find_trailer(fd: int, size: int, path: str | os.PathLike[str]) -> tuple[int
         if not _ends_whole(fd, end_record, size - len(comment), path):
             raise DamagedStateError(f"{path} is damaged: it has no trailer, and is no whole torch file either.")
         raise ForeignFormatError(
-            f"{path} is a whole file of another format (agent-lightning's own?): it has no trailer of agl-async-ckpt.\n"
-            "It was left as it is."
+            f"{path} is a whole file of another format (agent-lightning's own?): it has no trailer of agl-async-ckpt.",
+            act="It was left as it is.",
         )
     if len(comment) > MAX_TRAILER_BYTES:
         raise DamagedStateError(

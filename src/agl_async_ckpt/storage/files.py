@@ -114,12 +114,11 @@ def write_error(target: Path, error: Exception) -> StateWriteError:
     """Say what was not published, and keep the error number."""
     number = getattr(error, "errno", None)
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    wrapped = StateWriteError(
-        f"{target} was not published: {reason}{f' (errno {number})' if number else ''}.\n"
-        "Free space or fix the folder, then save again; nothing was selected for a resume by this attempt."
+    return StateWriteError(
+        f"{target} was not published: {reason}{f' (errno {number})' if number else ''}.",
+        act="Free space or fix the folder, then save again; nothing was selected for a resume by this attempt.",
+        errno=number,
     )
-    wrapped.errno = number
-    return wrapped
 
 
 def unwritable(folder: Path, error: OSError) -> StateWriteError:
@@ -129,9 +128,9 @@ def unwritable(folder: Path, error: OSError) -> StateWriteError:
     inside = error.filename is not None and file.parent == folder and not _TEMP_NAME.fullmatch(file.name)
     reason, what = (f"{file.name}: {error.strerror}", f"{file.name} in ") if inside else (error.strerror, "")
     return StateWriteError(
-        error.errno,
-        f"The output folder {folder} cannot be written ({reason}).\n"
-        f"Nothing was trained. Make {what}trainer.default_local_dir writable, or set another one.",
+        f"The output folder {folder} cannot be written ({reason}).",
+        act=f"Nothing was trained. Make {what}trainer.default_local_dir writable, or set another one.",
+        errno=error.errno,
     )
 
 

@@ -121,8 +121,8 @@ def parse_trailer(comment: bytes, where: str) -> Trailer:
     version = fields.integer("format_version", 1)
     if version > FORMAT_VERSION:
         raise UnsupportedVersionError(
-            f"{where} is of format version {version}; this agl-async-ckpt reads up to version {FORMAT_VERSION}.\n"
-            "Update agl-async-ckpt, or resume from a step that this version wrote."
+            f"{where} is of format version {version}; this agl-async-ckpt reads up to version {FORMAT_VERSION}.",
+            act="Update agl-async-ckpt, or resume from a step that this version wrote.",
         )
     digest = fields.text("sha256")
     if not comment.endswith(digest.encode("ascii", "replace") + DIGEST_END) or not _is_digest(digest):

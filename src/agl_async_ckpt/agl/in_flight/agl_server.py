@@ -71,12 +71,14 @@ def create_rollouts(manager: Any, requests: list[dict[str, Any]]) -> None:
     except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
         raise ServerError(
             f"The agl-server at {manager.client.base_url} did not create {len(requests)} rollouts, "
-            f"the first is {first}: {_failure(error)}.\n{ADVICE}"
+            f"the first is {first}: {_failure(error)}.",
+            act=ADVICE,
         ) from error
     if created != [request["rollout_id"] for request in requests]:
         raise ServerError(
             f"The agl-server at {manager.client.base_url} created other rollouts than were posted "
-            f"({len(created)} of {len(requests)}; the first posted is {first}).\n{ADVICE}"
+            f"({len(created)} of {len(requests)}; the first posted is {first}).",
+            act=ADVICE,
         )
 
 
@@ -118,7 +120,7 @@ def named(client: Any, rollout_id: str) -> Iterator[None]:
 
 
 def _server_error(client: Any, what: str, error: Exception, kind: type[ServerError] = ServerError) -> ServerError:
-    return kind(f"The agl-server at {client.base_url} failed on {what}: {_failure(error)}.\n{ADVICE}")
+    return kind(f"The agl-server at {client.base_url} failed on {what}: {_failure(error)}.", act=ADVICE)
 
 
 def _ask(client: Any, method: str, url: str, what: str, read: Callable[[Any], T]) -> T:

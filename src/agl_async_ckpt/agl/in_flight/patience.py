@@ -105,7 +105,8 @@ class Patience:
             if type(failure) in HOPELESS:
                 raise ServerError(
                     f"The agl-server at {base_url or '(empty)'} cannot be asked for {what} "
-                    f"({HOPELESS[type(failure)]}).\n{ADVICE}"
+                    f"({HOPELESS[type(failure)]}).",
+                    act=ADVICE,
                 ) from None
             again, maybe_processed = True, maybe_processed or not isinstance(failure, NEVER_SENT)
             cause = _cause(failure)
@@ -115,7 +116,8 @@ class Patience:
                 self._given_up = True
                 raise ServerError(
                     f"The agl-server at {base_url} was not reachable for {self._wait_s:g} s ({cause}), waiting for "
-                    f"{what}.\n{ADVICE}"
+                    f"{what}.",
+                    act=ADVICE,
                 ) from failure
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)

@@ -84,8 +84,8 @@ def extended_manager(
                 rollout_id = lost(self, rollout_id)
             raise ServerError(
                 f"The agl-server at {self.client.base_url} did not know rollout {rollout_id} right after it was "
-                f"created, {MAX_LOSSES} times.\nOne server has to answer all requests at this address. "
-                f"{agl_server.ADVICE}"
+                f"created, {MAX_LOSSES} times.",
+                act=f"One server has to answer all requests at this address. {agl_server.ADVICE}",
             )
 
         def _look_at(self, rollout_id: str, known: Tracked | None) -> Any:
@@ -109,7 +109,8 @@ def extended_manager(
                     raise
                 raise ServerError(
                     f"The agl-server at {self.client.base_url} did not know rollout {rollout_id} right after it had "
-                    f"ended, {MAX_LOSSES} times.\nLook for what deletes it: a hook may. {agl_server.ADVICE}"
+                    f"ended, {MAX_LOSSES} times.",
+                    act=f"Look for what deletes it: a hook may. {agl_server.ADVICE}",
                 ) from None
             if known.doubted and not self._is_proven(known, triplets):
                 return self._get_rollout(rerun(self, rollout_id))

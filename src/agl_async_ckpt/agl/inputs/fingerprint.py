@@ -10,6 +10,7 @@ from typing import Any
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.inputs.dataset_content import read_content
 from agl_async_ckpt.config import SECTION
+from agl_async_ckpt.exceptions import StateMismatchError
 from agl_async_ckpt.state import Fingerprint, InputState
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ def differences(saved: Fingerprint, current: Fingerprint) -> list[Difference]:
     return found
 
 
-def explain(found: list[Difference], state: InputState, step_dir: Path) -> str:
+def explain(found: list[Difference], state: InputState, step_dir: Path) -> StateMismatchError:
     """Compose the refusal: each difference with both values on aligned lines, then the next safe act."""
     names = ", ".join(difference.name for difference in found)
     verb = "differs" if len(found) == 1 and not names.endswith("columns") else "differ"
@@ -100,11 +101,11 @@ def explain(found: list[Difference], state: InputState, step_dir: Path) -> str:
         wanted = "Resume with the data set of the saved run"
     else:
         wanted = "Resume with the saved settings"
-    lines.append(
+    act = (
         f"{wanted}, or set {SECTION}.on_mismatch=reset to drop the saved position "
         f"({state.num_buffered} buffered, {state.num_in_flight} in flight)."
     )
-    return "\n".join(lines)
+    return StateMismatchError("\n".join(lines), act=act)
 
 
 def _notes(difference: Difference) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.codec.content import NoDigestError, digests
-from agl_async_ckpt.exceptions import StateMismatchError, describe
+from agl_async_ckpt.exceptions import StateMismatchError
 from agl_async_ckpt.state import Batch, num_rows
 
 log = logging.getLogger(__name__)
@@ -51,12 +51,10 @@ class FirstPull:
         index, _, name, saved, found = differing[0]
         names = [differs[2] for differs in differing if differs[0] == index]
         raise StateMismatchError(
-            describe(
-                f"The first pull after the resume does not begin with the rows buffered in {self._step_dir}: "
-                f"row {index} of {num_rows(self._tail)} differs in {', '.join(map(repr, names))}.",
-                [(f"content of {name!r} in checkpoint", saved), ("in the pull", found)],
-                "Nothing was enqueued. Look for what changes the pull: an own trainer class, collate function or hook.",
-            )
+            f"The first pull after the resume does not begin with the rows buffered in {self._step_dir}: "
+            f"row {index} of {num_rows(self._tail)} differs in {', '.join(map(repr, names))}.",
+            [(f"content of {name!r} in checkpoint", saved), ("in the pull", found)],
+            "Nothing was enqueued. Look for what changes the pull: an own trainer class, collate function or hook.",
         )
 
     def _differing(self, pulled: Batch, buffered: Batch) -> Iterator[tuple[int, int, str, str, str]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.inputs.fingerprint import LOADER_BATCH, NUM_WORKERS, Difference
-from agl_async_ckpt.exceptions import StateMismatchError, describe
+from agl_async_ckpt.exceptions import StateMismatchError
 from agl_async_ckpt.state import Batch, Fingerprint, InputState, num_rows
 
 log = logging.getLogger(__name__)
@@ -139,11 +139,9 @@ def joined(first: Batch | None, second: Batch) -> Batch:
         names = sorted(name for name in {*kinds[0], *kinds[1]} if kinds[0].get(name) != kinds[1].get(name))
         rows = [(f"{name} {where}", side.get(name)) for name in names for where, side in _sides(kinds)]
         raise StateMismatchError(
-            describe(
-                f"The saved rows and the rows of this run's loader cannot be one batch: {error}.",
-                rows,
-                "Resume with the data set and the collate function of the saved run.",
-            )
+            f"The saved rows and the rows of this run's loader cannot be one batch: {error}.",
+            rows,
+            "Resume with the data set and the collate function of the saved run.",
         ) from error
 
 

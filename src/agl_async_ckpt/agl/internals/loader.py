@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agl_async_ckpt.exceptions import ActivationError, StateMismatchError, describe
+from agl_async_ckpt.exceptions import ActivationError, StateMismatchError
 
 TORCHDATA_STATES = "0.11"
 """The torchdata whose loader states can be converted: both kinds are known by their keys."""
@@ -177,11 +177,9 @@ def restore_loader(trainer: Any, state: Mapping[str, Any]) -> None:
         trainer._train_dataloader_iter = iter(loader)  # what the trainer's own pull does when it is None
     except (AssertionError, KeyError, StopIteration) as error:
         raise StateMismatchError(
-            describe(
-                "The saved loader state does not fit this run's loader.",
-                [("torchdata says", error or type(error).__name__), ("workers in this run", loader.num_workers)],
-                "Resume with the settings of the saved run.",
-            )
+            "The saved loader state does not fit this run's loader.",
+            [("torchdata says", error or type(error).__name__), ("workers in this run", loader.num_workers)],
+            "Resume with the settings of the saved run.",
         ) from error
 
 
@@ -215,8 +213,8 @@ def require_stateful_sampler(trainer: Any) -> None:
         return
     name = f"{type(sampler).__module__}.{type(sampler).__qualname__}"
     raise ActivationError(
-        f"The training sampler {name} has no state: after a resume it would continue in another order.\n"
-        "Give it state_dict() and load_state_dict(), or set agentlightning.async_checkpoint.enabled=false."
+        f"The training sampler {name} has no state: after a resume it would continue in another order.",
+        act="Give it state_dict() and load_state_dict(), or set agentlightning.async_checkpoint.enabled=false.",
     )
 
 

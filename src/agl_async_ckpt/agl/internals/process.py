@@ -50,8 +50,8 @@ def require_sole_writer(trainer: Any, file_name: str) -> None:
         if file_name in source:
             version = importlib.metadata.version("agentlightning")
             raise ActivationError(
-                f"agentlightning {version} writes {file_name} itself ({cls.__module__}).\n"
-                "Nothing was written over. Take this extension out of the config, or use a version that does not."
+                f"agentlightning {version} writes {file_name} itself ({cls.__module__}).",
+                act="Nothing was written over. Take this extension out of the config, or use a version that does not.",
             )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from agl_async_ckpt.agl.internals.process import written_by
-from agl_async_ckpt.exceptions import ActivationError, describe
+from agl_async_ckpt.exceptions import ActivationError
 
 log = logging.getLogger(__name__)
 
@@ -79,16 +79,14 @@ def require_known_versions(trainer: Any, untested: Literal["warn", "refuse", "al
     installed = written_by()
     if reasons:
         fact = f"agentlightning {installed['agentlightning']} does not work with this version of agl-async-ckpt."
-        raise ActivationError(
-            describe(fact, [("found", reason) for reason in reasons] + _rows(["agentlightning"]), _ACT)
-        )
+        raise ActivationError(fact, [("found", reason) for reason in reasons] + _rows(["agentlightning"]), _ACT)
     others = [name for name, tested in TESTED.items() if name in installed and installed[name] not in tested]
     if not others:
         return
-    text = describe("agl-async-ckpt was not tested with these versions:", _rows(others), _ACT)
+    error = ActivationError("agl-async-ckpt was not tested with these versions:", _rows(others), _ACT)
     if untested == "refuse":
-        raise ActivationError(text)
-    log.warning("%s", text)
+        raise error
+    log.warning("%s", error)
 
 
 _ACT = (
