@@ -11,7 +11,8 @@ import pytest
 LIGHT = [
     "state",
     "exceptions",
-    *(f"storage.{name}" for name in ("container", "trailer", "layout", "files", "writer", "seal", "steps")),
+    *(f"storage.{name}" for name in ("container", "trailer", "layout", "files", "writer")),
+    *(f"folder.{name}" for name in ("seal", "steps")),
     *(f"ledger.{name}" for name in ("audit", "reader", "writer", "plot")),
 ]
 HEAVY = ["torch", "numpy", "pickle", "ray", "verl", "agentlightning", "torchdata", "pydantic"]

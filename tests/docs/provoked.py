@@ -26,7 +26,7 @@ from agl_async_ckpt.agl.stop.signals import StopSignals
 from agl_async_ckpt.agl.stop.step_end import StepEnd
 from agl_async_ckpt.codec.values import check_batch_encodable
 from agl_async_ckpt.config import AsyncCheckpointConfig, read_config
-from agl_async_ckpt.exceptions import AsyncCheckpointError, StateMismatchError, StopRequested, TrainingStopped
+from agl_async_ckpt.exceptions import AsyncCheckpointError, StopRequested, TrainingStopped
 from agl_async_ckpt.folder.lock import OutputLock
 from agl_async_ckpt.folder.step_check import check_step, missing_state
 from agl_async_ckpt.folder.stop_request import StopRequest
@@ -112,7 +112,7 @@ def _newer_version() -> None:
 def _mismatch() -> None:
     saved, current = Fingerprint({"dataset length": 7473, "data.seed": 7}), Fingerprint({"data.seed": 1})
     state = small_state(40, fingerprint=saved)
-    raise StateMismatchError(explain(differences(saved, current), state, OUT / step_name(40)))
+    raise explain(differences(saved, current), state, OUT / step_name(40))
 
 
 def _unencodable() -> None:

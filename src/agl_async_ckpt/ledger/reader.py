@@ -67,7 +67,8 @@ def read_ledger(path: Path) -> Ledger:
         raise CheckpointNotFoundError(
             f"{path} has no ledger: {what}.",
             act="Name the output folder (trainer.default_local_dir) of an asynchronous run with the extension loaded. "
-            "A run that has trained without it, or with agentlightning.async_checkpoint.ledger=false, cannot be audited.",
+            "A run that has trained without it, or with agentlightning.async_checkpoint.ledger=false, cannot be "
+            "audited.",
         ) from None
     except OSError as error:
         raise DamagedStateError(f"{file} cannot be read: {error.strerror}.") from error

@@ -131,7 +131,7 @@ def test_value_that_one_version_does_not_know_is_not_compared() -> None:
 
 def test_refusal_aligns_both_values_and_says_what_to_do() -> None:
     """The example of the design, word by word."""
-    text = explain([Difference("data.seed", 7, 1)], state(), Path("ckpt/global_step_40"))
+    text = str(explain([Difference("data.seed", 7, 1)], state(), Path("ckpt/global_step_40")))
     assert text == (
         "Input state does not fit this run: data.seed differs.\n"
         "  in checkpoint ckpt/global_step_40: 7\n"
@@ -144,7 +144,7 @@ def test_refusal_aligns_both_values_and_says_what_to_do() -> None:
 def test_refusal_of_several_values_names_each() -> None:
     """All are said at once: nobody wants to find them one start after another."""
     found = [Difference("data.seed", 7, 1), Difference("dataset columns", ["a"], ["a", "z"])]
-    lines = explain(found, state(), Path("ckpt/global_step_40")).splitlines()
+    lines = str(explain(found, state(), Path("ckpt/global_step_40"))).splitlines()
     assert lines[0] == "Input state does not fit this run: data.seed, dataset columns differ."
     assert lines[1:8] == [
         " data.seed",
@@ -170,4 +170,4 @@ def test_refusal_of_several_values_names_each() -> None:
 )
 def test_refusal_ends_with_the_next_safe_act(difference: Difference, act: str) -> None:
     """A value to go back to, or the data set; and why, where it need not matter."""
-    assert act in explain([difference], state(), Path("ckpt/global_step_40"))
+    assert act in str(explain([difference], state(), Path("ckpt/global_step_40")))

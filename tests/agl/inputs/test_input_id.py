@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import subprocess
 import sys
 from decimal import Decimal
@@ -36,7 +37,11 @@ def test_digest_is_the_same_in_another_process() -> None:
     """Whatever the seed of hashes."""
     code = f"from agl_async_ckpt.agl.inputs.input_id import row_digest; print(row_digest({ROW!r}))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
     )
     assert done.stdout.strip() == row_digest(ROW)
 
