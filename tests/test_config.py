@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import omegaconf
 import pytest
 
-omegaconf = pytest.importorskip("omegaconf")
-
-from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config  # noqa: E402
-from agl_async_ckpt.exceptions import ConfigError  # noqa: E402
+from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config
+from agl_async_ckpt.exceptions import ConfigError
 
 OmegaConf = omegaconf.OmegaConf
 STRUCT = pytest.mark.parametrize("struct", [True, False], ids=["struct", "open"])

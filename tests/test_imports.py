@@ -54,8 +54,6 @@ def test_module_imports_no_framework(name: str) -> None:
 
 def test_storage_imports_torch_and_nothing_of_the_training_stack() -> None:
     """The core works with torch and numpy alone."""
-    pytest.importorskip("torch")
-    pytest.importorskip("numpy")
     assert (
         run(PROBE, "storage.commit,codec.values,codec.input_state", "ray,verl,agentlightning,torchdata,pydantic") == ""
     )

@@ -71,7 +71,6 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 def test_plain_import_is_light_and_exports_import_no_framework() -> None:
     """Ray imports the package in every worker: no torch for the package, no verl or agent-lightning for its names."""
-    pytest.importorskip("torch")
     plain, worker, plugin, names = imported_after(
         "import agl_async_ckpt",
         "import agl_async_ckpt.worker, agl_async_ckpt.agl.activation",

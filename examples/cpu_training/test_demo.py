@@ -15,24 +15,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
-psutil = pytest.importorskip("psutil")
-pytest.importorskip("wrapt")
 if sys.platform != "linux":
     pytest.skip("needs prctl", allow_module_level=True)
 
-from cpu_training import processes as processes_module  # noqa: E402
-from cpu_training.demo import parse_arguments  # noqa: E402
-from cpu_training.hook_values import HOOKS, answer_of, hook_file, reward_of, trained_rows  # noqa: E402
-from cpu_training.moments import PLACES, REACHED, STARTED, USUAL_S, Life, Moment, draw  # noqa: E402
-from cpu_training.preemption import Preemption, look  # noqa: E402
-from cpu_training.processes import Processes  # noqa: E402
-from cpu_training.recording import EVENTS_FILE, EventReader, rows_of_update  # noqa: E402
-from cpu_training.rows import compare  # noqa: E402
-from cpu_training.services import DemoError, choose_port  # noqa: E402
-from cpu_training.settings import RUNS_DIR  # noqa: E402
-from cpu_training.verdict import Step, judge, surviving_steps  # noqa: E402
+from cpu_training import processes as processes_module
+from cpu_training.demo import parse_arguments
+from cpu_training.hook_values import HOOKS, answer_of, hook_file, reward_of, trained_rows
+from cpu_training.moments import PLACES, REACHED, STARTED, USUAL_S, Life, Moment, draw
+from cpu_training.preemption import Preemption, look
+from cpu_training.processes import Processes
+from cpu_training.recording import EVENTS_FILE, EventReader, rows_of_update
+from cpu_training.rows import compare
+from cpu_training.services import DemoError, choose_port
+from cpu_training.settings import RUNS_DIR
+from cpu_training.verdict import Step, judge, surviving_steps
 
 STREAM = list(range(100, 130))
 
@@ -195,7 +194,8 @@ def test_comparison_of_nothing_does_not_hold(events: list[dict[str, Any]]) -> No
 
 def test_update_is_recorded_without_padding_and_by_input() -> None:
     """Left padding of prompts, right padding of responses; a group whose rows were dropped has none."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     batch = SimpleNamespace(
         batch={
             "prompts": torch.tensor([[0, 0, 5], [6, 7, 8]]),

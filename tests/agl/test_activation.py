@@ -19,15 +19,11 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt import _logging, worker  # noqa: E402
-from agl_async_ckpt.agl import activation, internals, trainer  # noqa: E402
-from agl_async_ckpt.agl.trainer import AsyncCheckpointMixin, CheckpointOverrides, extend  # noqa: E402
-from agl_async_ckpt.exceptions import ActivationError  # noqa: E402
-from agl_async_ckpt.storage.layout import FILE_NAME  # noqa: E402
+from agl_async_ckpt import _logging, worker
+from agl_async_ckpt.agl import activation, internals, trainer
+from agl_async_ckpt.agl.trainer import AsyncCheckpointMixin, CheckpointOverrides, extend
+from agl_async_ckpt.exceptions import ActivationError
+from agl_async_ckpt.storage.layout import FILE_NAME
 
 REPO_DIR = Path(__file__).parents[2]
 

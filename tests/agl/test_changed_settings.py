@@ -8,25 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-hypothesis = pytest.importorskip("hypothesis")
-
-from hypothesis import HealthCheck, Phase, given  # noqa: E402
-from hypothesis import settings as profile  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from agl_async_ckpt.exceptions import StateMismatchError  # noqa: E402
-from tests.rig.agents import AgentTable  # noqa: E402
-from tests.rig.life import run_life  # noqa: E402
-from tests.rig.record import Life  # noqa: E402
-from tests.rig.runs import rewind, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
-from tests.rig.stream import assert_streams_on  # noqa: E402
+from agl_async_ckpt.exceptions import StateMismatchError
+from tests.rig.agents import AgentTable
+from tests.rig.life import run_life
+from tests.rig.record import Life
+from tests.rig.runs import rewind, settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
+from tests.rig.stream import assert_streams_on
 
 LONG: dict[str, Any] = {"epochs": 9, "total_steps": 7}
 """Long enough for two epochs behind a change."""

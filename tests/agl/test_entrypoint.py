@@ -10,13 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt import worker  # noqa: E402
-from agl_async_ckpt.agl import activation, entrypoint  # noqa: E402
-from agl_async_ckpt.exceptions import ActivationError, ConfigError  # noqa: E402
+from agl_async_ckpt import worker
+from agl_async_ckpt.agl import activation, entrypoint
+from agl_async_ckpt.exceptions import ActivationError, ConfigError
 
 
 @pytest.fixture

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from tests.rig.kill_campaign import Campaign, nursery_of_lives  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
+from tests.rig.kill_campaign import Campaign, nursery_of_lives
+from tests.rig.server import AglServer
 
 pytestmark = pytest.mark.slow
 

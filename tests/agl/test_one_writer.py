@@ -10,22 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.agl import resume  # noqa: E402
-from agl_async_ckpt.exceptions import DamagedStateError, FolderInUseError  # noqa: E402
-from agl_async_ckpt.folder.lock import OutputLock  # noqa: E402
-from agl_async_ckpt.folder.run_identity import begin_life, read_run  # noqa: E402
-from agl_async_ckpt.folder.steps import list_steps  # noqa: E402
-from agl_async_ckpt.storage.layout import LOCK_FILE_NAME, RUN_FILE_NAME, TRACKER_NAME  # noqa: E402
-from tests.rig.child import ChildLife  # noqa: E402
-from tests.rig.life import run_life  # noqa: E402
-from tests.rig.record import lineage, rows_pulled  # noqa: E402
-from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
+from agl_async_ckpt.agl import resume
+from agl_async_ckpt.exceptions import DamagedStateError, FolderInUseError
+from agl_async_ckpt.folder.lock import OutputLock
+from agl_async_ckpt.folder.run_identity import begin_life, read_run
+from agl_async_ckpt.folder.steps import list_steps
+from agl_async_ckpt.storage.layout import LOCK_FILE_NAME, RUN_FILE_NAME, TRACKER_NAME
+from tests.rig.child import ChildLife
+from tests.rig.life import run_life
+from tests.rig.record import lineage, rows_pulled
+from tests.rig.runs import assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 
 @pytest.fixture

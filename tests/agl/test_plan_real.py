@@ -7,19 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.cli.main import main  # noqa: E402
-from agl_async_ckpt.exceptions import AsyncCheckpointError  # noqa: E402
-from agl_async_ckpt.folder.plan import plan_latest  # noqa: E402
-from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME  # noqa: E402
-from tests.rig.agents import AgentPlan, AgentTable  # noqa: E402
-from tests.rig.life import run_life, stock_trainer  # noqa: E402
-from tests.rig.record import Life  # noqa: E402
-from tests.rig.runs import settings  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
+from agl_async_ckpt.cli.main import main
+from agl_async_ckpt.exceptions import AsyncCheckpointError
+from agl_async_ckpt.folder.plan import plan_latest
+from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
+from tests.rig.agents import AgentPlan, AgentTable
+from tests.rig.life import run_life, stock_trainer
+from tests.rig.record import Life
+from tests.rig.runs import settings
+from tests.rig.server import AglServer
 
 RUN = settings("24/2/5", rollout_n=2)
 

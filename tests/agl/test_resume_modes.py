@@ -13,11 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.exceptions import (  # noqa: E402
+from agl_async_ckpt.exceptions import (
     AsyncCheckpointError,
     CheckpointNotFoundError,
     DamagedStateError,
@@ -28,13 +24,13 @@ from agl_async_ckpt.exceptions import (  # noqa: E402
     StateWriteError,
     UnsupportedVersionError,
 )
-from agl_async_ckpt.storage.layout import LOCK_FILE_NAME  # noqa: E402
-from tests.rig.agents import AgentTable  # noqa: E402
-from tests.rig.life import run_life, stock_trainer  # noqa: E402
-from tests.rig.record import Life, lineage, rows_pulled  # noqa: E402
-from tests.rig.runs import TRACKER, assert_continues, rewind, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
+from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
+from tests.rig.agents import AgentTable
+from tests.rig.life import run_life, stock_trainer
+from tests.rig.record import Life, lineage, rows_pulled
+from tests.rig.runs import TRACKER, assert_continues, rewind, settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 FILE = "agentlightning_input.pt"
 SEAL_NAME = "agentlightning_seal.json"

@@ -6,14 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME  # noqa: E402
-from tests.rig.life import run_life  # noqa: E402
-from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME
+from tests.rig.life import run_life
+from tests.rig.runs import assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
 
 
 def models(out_dir: Path) -> list[str]:

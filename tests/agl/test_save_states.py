@@ -12,20 +12,15 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager  # noqa: E402
-
-from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME  # noqa: E402
-from tests.rig.life import run_life  # noqa: E402
-from tests.rig.record import Life  # noqa: E402
-from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
-from tests.rig.standins import WorkerGroup  # noqa: E402
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME
+from tests.rig.life import run_life
+from tests.rig.record import Life
+from tests.rig.runs import assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
+from tests.rig.standins import WorkerGroup
 
 WATCHED = ("agl_async_ckpt", "verl/trainer", "verl/utils/checkpoint", "tests/rig/standins", "shutil.py")
 """Code that changes the output folder: between any two of its lines the process can be killed."""

@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from tests.rig.agents import AgentPlan, AgentTable  # noqa: E402
-from tests.rig.child import ChildLife  # noqa: E402
-from tests.rig.life import Death, build_trainer, close_trainer, quiet, run_life  # noqa: E402
-from tests.rig.record import Life, Recorder, lineage, rows_pulled, rows_trained  # noqa: E402
-from tests.rig.runs import (  # noqa: E402
+from tests.rig.agents import AgentPlan, AgentTable
+from tests.rig.child import ChildLife
+from tests.rig.life import Death, build_trainer, close_trainer, quiet, run_life
+from tests.rig.record import Life, Recorder, lineage, rows_pulled, rows_trained
+from tests.rig.runs import (
     assert_balanced,
     assert_continues,
     protected,
@@ -25,8 +21,8 @@ from tests.rig.runs import (  # noqa: E402
     settings,
     uninterrupted,
 )
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 
 def lives_with_deaths(

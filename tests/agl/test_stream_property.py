@@ -8,22 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-hypothesis = pytest.importorskip("hypothesis")
-
-from hypothesis import HealthCheck, Phase, given  # noqa: E402
-from hypothesis import settings as profile  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from tests.rig.agents import AgentPlan, AgentTable  # noqa: E402
-from tests.rig.life import run_life  # noqa: E402
-from tests.rig.runs import assert_balanced, assert_continues, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
+from tests.rig.agents import AgentPlan, AgentTable
+from tests.rig.life import run_life
+from tests.rig.runs import assert_balanced, assert_continues, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 MAX_STEPS = 6
 EXAMPLES = int(os.environ.get("RIG_EXAMPLES", "30"))

@@ -9,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from tests.switch_on.launch import OBSERVER, PLUGIN_VARIABLE, Outcome, cluster, run_script, write_model  # noqa: E402
-from tests.switch_on.names import ASK_A_WORKER  # noqa: E402
+from tests.switch_on.launch import OBSERVER, PLUGIN_VARIABLE, Outcome, cluster, run_script, write_model
+from tests.switch_on.names import ASK_A_WORKER
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]  # 10 to 20 s each on two idle cores
 

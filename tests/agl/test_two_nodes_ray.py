@@ -10,19 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.cli.main import main  # noqa: E402
-from agl_async_ckpt.exceptions import EXIT_STOPPED  # noqa: E402
-from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME  # noqa: E402
-from tests.rig.processes import wait_until  # noqa: E402
-from tests.rig.record import Life  # noqa: E402
-from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.switch_on.launch import OBSERVER, PLUGIN_VARIABLE, Outcome, TwoNodes, run_script, two_nodes, write_model  # noqa: E402
-from tests.switch_on.names import STAYING, STAYS_AT, record_of  # noqa: E402
+from agl_async_ckpt.cli.main import main
+from agl_async_ckpt.exceptions import EXIT_STOPPED
+from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME
+from tests.rig.processes import wait_until
+from tests.rig.record import Life
+from tests.rig.runs import assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.switch_on.launch import OBSERVER, PLUGIN_VARIABLE, Outcome, TwoNodes, run_script, two_nodes, write_model
+from tests.switch_on.names import STAYING, STAYS_AT, record_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]  # 15 to 50 s each on two idle cores
 

@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-pytest.importorskip("accelerate")
-
-import bench  # noqa: E402
-from bench.__main__ import main  # noqa: E402
-from bench.figures import Figure, told  # noqa: E402
-from bench.timing import alternate, peak_memory  # noqa: E402
+import bench
+from bench.__main__ import main
+from bench.figures import Figure, told
+from bench.timing import alternate, peak_memory
 
 REAL_RUN = "blocking"
 

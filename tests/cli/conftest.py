@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")  # the folders are made with real input states
-
 from agl_async_ckpt.cli.main import main
 from tests.cli.folders import run_folder
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("httpx")
-
 from agl_async_ckpt.agl.locate import follow
 from agl_async_ckpt.agl.report import ResumeReport
 from agl_async_ckpt.agl.resume import _verified_state

@@ -76,7 +76,6 @@ def test_audit_takes_the_ledger_itself_and_a_step_folder(cli: Cli, tmp_path: Pat
 @pytest.mark.parametrize("suffix", ["png", "svg", "html"])
 def test_audit_draws_a_picture(cli: Cli, tmp_path: Path, suffix: str) -> None:
     """And says where."""
-    pytest.importorskip("matplotlib")
     picture = tmp_path / f"stream.{suffix}"
     result = cli("audit", sound().write(tmp_path), "--plot", picture)
     assert (result.code, result.err) == (0, "")

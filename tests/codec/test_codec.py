@@ -14,20 +14,18 @@ import zoneinfo
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-pd = pytest.importorskip("pandas")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from hypothesis.extra import numpy as hnp  # noqa: E402
-
-from agl_async_ckpt.codec import arrays as codec_arrays  # noqa: E402
-from agl_async_ckpt.codec import values as codec  # noqa: E402
-from agl_async_ckpt.codec.decode import require_tree  # noqa: E402
-from agl_async_ckpt.codec.values import (  # noqa: E402
+from agl_async_ckpt.codec import arrays as codec_arrays
+from agl_async_ckpt.codec import values as codec
+from agl_async_ckpt.codec.decode import require_tree
+from agl_async_ckpt.codec.values import (
     MAX_DEPTH,
     TAG,
     check_batch_encodable,
@@ -35,8 +33,8 @@ from agl_async_ckpt.codec.values import (  # noqa: E402
     encode_batch,
     encode_value,
 )
-from agl_async_ckpt.exceptions import UnencodableValueError  # noqa: E402
-from tests.golden.sample import assert_same, objects, sample_batch  # noqa: E402
+from agl_async_ckpt.exceptions import UnencodableValueError
+from tests.golden.sample import assert_same, objects, sample_batch
 
 PLAIN = (torch.Tensor, str, int, float, bool, type(None), bytes, list, dict)
 

@@ -13,14 +13,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-pd = pytest.importorskip("pandas")
-
-from agl_async_ckpt.codec.content import NoDigestError, digest, digests  # noqa: E402
-from tests.golden.sample import sample_batch  # noqa: E402
+from agl_async_ckpt.codec.content import NoDigestError, digest, digests
+from tests.golden.sample import sample_batch
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from agl_async_ckpt.codec.events import PackedEvents, decode_events
 from agl_async_ckpt.codec.packed_json import compress
 from agl_async_ckpt.exceptions import DamagedStateError

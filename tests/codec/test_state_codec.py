@@ -10,15 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("numpy")
-
-from agl_async_ckpt.codec.input_state import decode_state, encode_state  # noqa: E402
-from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree  # noqa: E402
-from agl_async_ckpt.exceptions import DamagedStateError, UnencodableValueError  # noqa: E402
-from agl_async_ckpt.state import FinishedRollout, InFlightRollout, InputState, PromptGroup  # noqa: E402
-from tests.golden.sample import assert_same, sample_state, small_state  # noqa: E402
+from agl_async_ckpt.codec.input_state import decode_state, encode_state
+from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree
+from agl_async_ckpt.exceptions import DamagedStateError, UnencodableValueError
+from agl_async_ckpt.state import FinishedRollout, InFlightRollout, InputState, PromptGroup
+from tests.golden.sample import assert_same, sample_state, small_state
 
 
 def edited(payload: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -81,7 +79,8 @@ def test_restored_siblings_do_not_share_their_input() -> None:
 
 def test_similar_inputs_are_not_taken_for_equal() -> None:
     """1, 1.0, True and "1", the order of keys, the type and bytes of arrays, all tell inputs apart."""
-    np = pytest.importorskip("numpy")
+    import numpy as np
+
     values = [
         *(1, 1.0, True, "1", None, "", [], {}, (), 0.0, -0.0, math.nan, b"", b"1"),
         *({"a": 1, "b": 2}, {"b": 2, "a": 1}, {1: 2}, {"1": 2}, [1], (1,), {"$type": "tuple", "items": [1]}),

@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("build")
-pytest.importorskip("hatchling")
-pytest.importorskip("torch")
-
 from agl_async_ckpt import __version__
 from tests.docs.environment import clone_of_head, linked_environment, tracked_files, variables
 from tests.docs.pages import ROOT

@@ -7,11 +7,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("httpx")
-
 from agl_async_ckpt import exceptions
 from agl_async_ckpt.agl.report import ResumeReport
 from agl_async_ckpt.config import AsyncCheckpointConfig

@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.cli import exit_codes  # noqa: E402
-from agl_async_ckpt.exceptions import EXIT_STOPPED  # noqa: E402
-from tests.docs.pages import DOCS, ROOT, blocks, names, sections, table  # noqa: E402
-from tests.docs.provoked import PROVOKED, make_run, message  # noqa: E402
+from agl_async_ckpt.cli import exit_codes
+from agl_async_ckpt.exceptions import EXIT_STOPPED
+from tests.docs.pages import DOCS, ROOT, blocks, names, sections, table
+from tests.docs.provoked import PROVOKED, make_run, message
 
 PACKAGE = ROOT / "src" / "agl_async_ckpt"
 PAGE = "errors.md"

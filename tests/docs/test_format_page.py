@@ -16,11 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("torch")
-
 import pandas as pd
+import pytest
 import torch
 
 from agl_async_ckpt import exceptions

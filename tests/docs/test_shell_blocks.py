@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from agl_async_ckpt.cli.main import build_parser
 from tests.docs.environment import clone_of_head, linked_environment, variables
 from tests.docs.pages import DOCS, ROOT, all_pages, blocks

@@ -9,17 +9,12 @@ import re
 from typing import Any
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-import yaml  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
-
-from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config  # noqa: E402
-from tests.docs.pages import Block, all_pages, blocks  # noqa: E402
-from tests.rig.settings import RunSettings, compose_config  # noqa: E402
+from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig, read_config
+from tests.docs.pages import Block, all_pages, blocks
+from tests.rig.settings import RunSettings, compose_config
 
 ROOTS = ("actor_rollout_ref", "agentlightning", "algorithm", "critic", "data", "ray_kwargs", "trainer")
 DOTTED = re.compile(rf"(?<![\w./-])((?:{'|'.join(ROOTS)})(?:\.[A-Za-z_]\w*)+)(=[^\s`,;:)\"']+)?")

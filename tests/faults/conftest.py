@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.figures import LABELS, PROPERTY, Count, add_up
+from tests.needs import FRAMEWORKS, modules_need
 
 if TYPE_CHECKING:
     from tests.faults.subjects import Subject
     from tests.rig.server import AglServer
+
+
+pytest_pycollect_makemodule = modules_need(*FRAMEWORKS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

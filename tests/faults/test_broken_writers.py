@@ -7,20 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.storage.layout import LOADER_FILE_NAME, TRACKER_NAME, step_name  # noqa: E402
-from tests.faults import broken  # noqa: E402
-from tests.faults.calls import Call  # noqa: E402
-from tests.faults.checks import problems_after, undurable  # noqa: E402
-from tests.faults.children import Ended, run_child  # noqa: E402
-from tests.faults.disks import Disk, why_no_mounts, with_private_mounts  # noqa: E402
-from tests.faults.figures import Count  # noqa: E402
-from tests.faults.subjects import Subject  # noqa: E402
-from tests.faults.test_crash_points import changes  # noqa: E402
-from tests.faults.test_power_cuts import cut  # noqa: E402
+from agl_async_ckpt.storage.layout import LOADER_FILE_NAME, TRACKER_NAME, step_name
+from tests.faults import broken
+from tests.faults.calls import Call
+from tests.faults.checks import problems_after, undurable
+from tests.faults.children import Ended, run_child
+from tests.faults.disks import Disk, why_no_mounts, with_private_mounts
+from tests.faults.figures import Count
+from tests.faults.subjects import Subject
+from tests.faults.test_crash_points import changes
+from tests.faults.test_power_cuts import cut
 
 SubjectNamed = Callable[[str], Subject]
 Break = Callable[[], None]

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from agl_async_ckpt.exceptions import DamagedStateError, ForeignFormatError  # noqa: E402
-from agl_async_ckpt.folder.steps import inspect_step  # noqa: E402
-from agl_async_ckpt.storage.commit import FILE_NAME, commit_state, load_state  # noqa: E402
-from tests.faults.figures import Count  # noqa: E402
-from tests.golden.sample import assert_same, sample_state, small_state  # noqa: E402
+from agl_async_ckpt.exceptions import DamagedStateError, ForeignFormatError
+from agl_async_ckpt.folder.steps import inspect_step
+from agl_async_ckpt.storage.commit import FILE_NAME, commit_state, load_state
+from tests.faults.figures import Count
+from tests.golden.sample import assert_same, sample_state, small_state
 
 NUM_EDITS = 6000
 SEED = 6

@@ -6,16 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.storage.layout import RUN_FILE_NAME  # noqa: E402
-from tests.faults.calls import LOOKING, Call  # noqa: E402
-from tests.faults.checks import Judge, undurable  # noqa: E402
-from tests.faults.children import run_child  # noqa: E402
-from tests.faults.figures import Count  # noqa: E402
-from tests.faults.subjects import Subject  # noqa: E402
+from agl_async_ckpt.storage.layout import RUN_FILE_NAME
+from tests.faults.calls import LOOKING, Call
+from tests.faults.checks import Judge, undurable
+from tests.faults.children import run_child
+from tests.faults.figures import Count
+from tests.faults.subjects import Subject
 
 pytestmark = pytest.mark.usefixtures("tracing")
 

@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from tests.faults.calls import ERRNOS, Call  # noqa: E402
-from tests.faults.checks import Judge, undurable  # noqa: E402
-from tests.faults.children import run_child  # noqa: E402
-from tests.faults.figures import Count  # noqa: E402
-from tests.faults.subjects import Subject  # noqa: E402
-from tests.faults.test_crash_points import changes, trace  # noqa: E402
+from tests.faults.calls import ERRNOS, Call
+from tests.faults.checks import Judge, undurable
+from tests.faults.children import run_child
+from tests.faults.figures import Count
+from tests.faults.subjects import Subject
+from tests.faults.test_crash_points import changes, trace
 
 pytestmark = pytest.mark.usefixtures("tracing")
 

@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.storage.layout import LOADER_FILE_NAME  # noqa: E402
-from tests.faults.checks import Judge  # noqa: E402
-from tests.faults.children import run_child  # noqa: E402
-from tests.faults.disks import mount_tmpfs, why_no_mounts, with_private_mounts  # noqa: E402
-from tests.faults.figures import Count  # noqa: E402
-from tests.faults.subjects import Subject  # noqa: E402
+from agl_async_ckpt.storage.layout import LOADER_FILE_NAME
+from tests.faults.checks import Judge
+from tests.faults.children import run_child
+from tests.faults.disks import mount_tmpfs, why_no_mounts, with_private_mounts
+from tests.faults.figures import Count
+from tests.faults.subjects import Subject
 
 SubjectNamed = Callable[[str], Subject]
 

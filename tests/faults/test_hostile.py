@@ -17,27 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from agl_async_ckpt.codec.input_state import encode_state  # noqa: E402
-from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree  # noqa: E402
-from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError  # noqa: E402
-from agl_async_ckpt.folder.seal import write_seal  # noqa: E402
-from agl_async_ckpt.folder.steps import inspect_step, list_steps  # noqa: E402
-from agl_async_ckpt.storage import commit, writer  # noqa: E402
-from agl_async_ckpt.storage.commit import FILE_NAME, load_state  # noqa: E402
-from agl_async_ckpt.storage.container import verify  # noqa: E402
-from agl_async_ckpt.storage.layout import LOCK_FILE_NAME  # noqa: E402
-from tests.faults.figures import Count  # noqa: E402
-from tests.golden.sample import sample_state, small_state  # noqa: E402
-from tests.rig import require_frameworks  # noqa: E402
-
-require_frameworks()
-
-from tests.rig.life import run_life  # noqa: E402
-from tests.rig.runs import settings  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
+from agl_async_ckpt.codec.input_state import encode_state
+from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree
+from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError
+from agl_async_ckpt.folder.seal import write_seal
+from agl_async_ckpt.folder.steps import inspect_step, list_steps
+from agl_async_ckpt.storage import commit, writer
+from agl_async_ckpt.storage.commit import FILE_NAME, load_state
+from agl_async_ckpt.storage.container import verify
+from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
+from tests.faults.figures import Count
+from tests.golden.sample import sample_state, small_state
+from tests.rig.life import run_life
+from tests.rig.runs import settings
+from tests.rig.server import AglServer
 
 BOOKKEEPING = {LOCK_FILE_NAME}
 """Files of the output folder that a refused start may write."""

@@ -8,18 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.storage.layout import LOADER_FILE_NAME, TRACKER_NAME, step_name  # noqa: E402
-from tests.faults.calls import Call  # noqa: E402
-from tests.faults.checks import problems_after  # noqa: E402
-from tests.faults.children import Ended, run_child  # noqa: E402
-from tests.faults.disks import CUTS, FILE_SYSTEMS, Disk, why_no_mounts, with_private_mounts  # noqa: E402
-from tests.faults.figures import Count  # noqa: E402
-from tests.faults.subjects import Subject  # noqa: E402
-from tests.faults.test_crash_points import changes, trace  # noqa: E402
+from agl_async_ckpt.storage.layout import LOADER_FILE_NAME, TRACKER_NAME, step_name
+from tests.faults.calls import Call
+from tests.faults.checks import problems_after
+from tests.faults.children import Ended, run_child
+from tests.faults.disks import CUTS, FILE_SYSTEMS, Disk, why_no_mounts, with_private_mounts
+from tests.faults.figures import Count
+from tests.faults.subjects import Subject
+from tests.faults.test_crash_points import changes, trace
 
 SubjectNamed = Callable[[str], Subject]
 

@@ -11,18 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.exceptions import CheckpointNotFoundError  # noqa: E402
-from agl_async_ckpt.folder.steps import inspect_step, list_steps, read_tracker  # noqa: E402
-from agl_async_ckpt.storage.commit import load_state  # noqa: E402
-from agl_async_ckpt.storage.files import remove_files  # noqa: E402
-from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, step_name  # noqa: E402
-from tests.faults.checks import same  # noqa: E402
-from tests.faults.figures import Count  # noqa: E402
-from tests.faults.subjects import STEP, WriterSubject, writer_state  # noqa: E402
+from agl_async_ckpt.exceptions import CheckpointNotFoundError
+from agl_async_ckpt.folder.steps import inspect_step, list_steps, read_tracker
+from agl_async_ckpt.storage.commit import load_state
+from agl_async_ckpt.storage.files import remove_files
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, step_name
+from tests.faults.checks import same
+from tests.faults.figures import Count
+from tests.faults.subjects import STEP, WriterSubject, writer_state
 
 NUM_ROUNDS = 60
 

@@ -12,17 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.exceptions import DamagedStateError, StateWriteError  # noqa: E402
-from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, RUN_FILE_NAME, SEAL_NAME  # noqa: E402
-from tests.rig.life import run_life  # noqa: E402
-from tests.rig.record import Life  # noqa: E402
-from tests.rig.runs import TRACKER, assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
+from agl_async_ckpt.exceptions import DamagedStateError, StateWriteError
+from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, RUN_FILE_NAME, SEAL_NAME
+from tests.rig.life import run_life
+from tests.rig.record import Life
+from tests.rig.runs import TRACKER, assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 
 @pytest.fixture

@@ -9,14 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from agl_async_ckpt.ledger.cells import Cell
+from agl_async_ckpt.ledger.grid import build_grid
+from agl_async_ckpt.ledger.plot import COLOURS, LABELS, PlotError, plot, verdict
 from tests.ledger.story import Story, dataset, row
-
-np = pytest.importorskip("numpy")
-pytest.importorskip("matplotlib")
-
-from agl_async_ckpt.ledger.cells import Cell  # noqa: E402
-from agl_async_ckpt.ledger.grid import build_grid  # noqa: E402
-from agl_async_ckpt.ledger.plot import COLOURS, LABELS, PlotError, plot, verdict  # noqa: E402
 
 
 def lossy(num_rows: int = 24, steps: int = 3, batch: int = 2, groups: int = 5) -> Story:

@@ -8,21 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.exceptions import StateWriteError  # noqa: E402
-from agl_async_ckpt.ledger.audit import Audit, audit  # noqa: E402
-from agl_async_ckpt.ledger.entry import Step, position_of  # noqa: E402
-from agl_async_ckpt.ledger.reader import read_ledger  # noqa: E402
-from agl_async_ckpt.storage.layout import LEDGER_NAME  # noqa: E402
-from tests.rig.agents import AgentPlan, AgentTable  # noqa: E402
-from tests.rig.life import run_life, stock_trainer  # noqa: E402
-from tests.rig.record import Life, lineage, rows_trained  # noqa: E402
-from tests.rig.runs import settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
+from agl_async_ckpt.exceptions import StateWriteError
+from agl_async_ckpt.ledger.audit import Audit, audit
+from agl_async_ckpt.ledger.entry import Step, position_of
+from agl_async_ckpt.ledger.reader import read_ledger
+from agl_async_ckpt.storage.layout import LEDGER_NAME
+from tests.rig.agents import AgentPlan, AgentTable
+from tests.rig.life import run_life, stock_trainer
+from tests.rig.record import Life, lineage, rows_trained
+from tests.rig.runs import settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 HOOKS = Path(__file__).with_name("hooks.py")
 

@@ -1,4 +1,4 @@
-"""Nothing here is collected where OpenRLHF is not installed; where it is, stand-ins take the place of GPU packages."""
+"""Everything here is skipped where OpenRLHF is not installed; where it is, stand-ins take the place of GPU packages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.needs import modules_need
+
 if TYPE_CHECKING:
     from tests.openrlhf.rig.stage import Stage
 
 HERE = Path(__file__).parent
 INSTALLED = importlib.util.find_spec("openrlhf") is not None
 
-collect_ignore_glob = [] if INSTALLED else ["test_*.py"]
+pytest_pycollect_makemodule = modules_need("openrlhf")
 
 if INSTALLED:
     sys.path.insert(0, str(HERE / "standins"))

@@ -12,18 +12,5 @@
     kill_campaign.py  lives killed at random moments, many times, and resumed until done
     processes.py  starting processes that end with the tests
 
-Imports of the frameworks stay inside functions: a test module calls `require_frameworks` first and skips without them.
+Imports of the frameworks stay inside functions: a forked child and a listing of the tests start without them.
 """
-
-from __future__ import annotations
-
-import importlib.util
-
-
-def require_frameworks() -> None:
-    """Skip the calling test module, at collection, where torch, VERL or agent-lightning is not installed."""
-    import pytest
-
-    for name in ("torch", "torchdata", "verl", "agentlightning"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed", allow_module_level=True)

@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from tests.rig.agents import AgentPlan, AgentTable, WaitReport  # noqa: E402
-from tests.rig.child import ChildLife  # noqa: E402
-from tests.rig.life import build_trainer, close_trainer, quiet, run_life, stock_trainer  # noqa: E402
-from tests.rig.record import Life, lineage, rows_pulled, rows_trained  # noqa: E402
-from tests.rig.runs import settings, uninterrupted, verl_version  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings, compose_config  # noqa: E402
-from tests.rig.standins import WorkerGroup  # noqa: E402
+from tests.rig.agents import AgentPlan, AgentTable, WaitReport
+from tests.rig.child import ChildLife
+from tests.rig.life import build_trainer, close_trainer, quiet, run_life, stock_trainer
+from tests.rig.record import Life, lineage, rows_pulled, rows_trained
+from tests.rig.runs import settings, uninterrupted, verl_version
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings, compose_config
+from tests.rig.standins import WorkerGroup
 
 SKIPS_LOADER_AT_MULTIPLES = verl_version() >= (0, 8)
 

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-
-from agl_async_ckpt.codec import input_state as state_codec  # noqa: E402
-from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree  # noqa: E402
-from agl_async_ckpt.exceptions import (  # noqa: E402
+from agl_async_ckpt.codec import input_state as state_codec
+from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree
+from agl_async_ckpt.exceptions import (
     CheckpointNotFoundError,
     DamagedStateError,
     ForeignFormatError,
@@ -30,11 +28,11 @@ from agl_async_ckpt.exceptions import (  # noqa: E402
     UnencodableValueError,
     UnsupportedVersionError,
 )
-from agl_async_ckpt.storage import commit as storage  # noqa: E402
-from agl_async_ckpt.storage import files, trailer, writer  # noqa: E402
-from agl_async_ckpt.storage.commit import FILE_NAME, commit_state, load_state, remove_leftover_temps  # noqa: E402
-from agl_async_ckpt.storage.container import read_trailer, verify  # noqa: E402
-from tests.golden.sample import GOLDEN, assert_same, sample_state, small_state  # noqa: E402
+from agl_async_ckpt.storage import commit as storage
+from agl_async_ckpt.storage import files, trailer, writer
+from agl_async_ckpt.storage.commit import FILE_NAME, commit_state, load_state, remove_leftover_temps
+from agl_async_ckpt.storage.container import read_trailer, verify
+from tests.golden.sample import GOLDEN, assert_same, sample_state, small_state
 
 
 @pytest.fixture

@@ -9,19 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.cli.main import main  # noqa: E402
-from agl_async_ckpt.folder.plan import plan_latest  # noqa: E402
-from agl_async_ckpt.folder.steps import list_steps  # noqa: E402
-from agl_async_ckpt.storage.layout import FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name  # noqa: E402
-from tests.rig.life import run_life  # noqa: E402
-from tests.rig.record import Life  # noqa: E402
-from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
+from agl_async_ckpt.cli.main import main
+from agl_async_ckpt.folder.plan import plan_latest
+from agl_async_ckpt.folder.steps import list_steps
+from agl_async_ckpt.storage.layout import FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name
+from tests.rig.life import run_life
+from tests.rig.record import Life
+from tests.rig.runs import assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 RUN = settings("24/2/4")
 

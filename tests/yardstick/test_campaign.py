@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from tests.rig.server import AglServer  # noqa: E402
-from tests.yardstick.campaign import run_campaign  # noqa: E402
+from tests.rig.server import AglServer
+from tests.yardstick.campaign import run_campaign
 
 NUM_QUICK, NUM_SCENES = 8, 200
 

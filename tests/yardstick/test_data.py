@@ -11,27 +11,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
+import torch
+from agentlightning.verl.dataset import LoadedDataset
+from verl.utils.dataset.rl_dataset import collate_fn
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-import datasets  # noqa: E402
-import numpy as np  # noqa: E402
-import pandas as pd  # noqa: E402
-import pyarrow as pa  # noqa: E402
-import torch  # noqa: E402
-from agentlightning.verl.dataset import LoadedDataset  # noqa: E402
-from verl.utils.dataset.rl_dataset import collate_fn  # noqa: E402
-
-from agl_async_ckpt.agl import internals  # noqa: E402
-from agl_async_ckpt.exceptions import StateMismatchError, UnencodableValueError  # noqa: E402
-from tests.rig.life import Parts, build_trainer, close_trainer, run_life  # noqa: E402
-from tests.rig.runs import settings  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings, dataset_rows  # noqa: E402
-from tests.yardstick.scene import (  # noqa: E402
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.exceptions import StateMismatchError, UnencodableValueError
+from tests.rig.life import Parts, build_trainer, close_trainer, run_life
+from tests.rig.runs import settings
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings, dataset_rows
+from tests.yardstick.scene import (
     Interruption,
     Scene,
     alone,

@@ -9,16 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.folder.lock import OutputLock  # noqa: E402
-from agl_async_ckpt.folder.run_identity import read_run  # noqa: E402
-from agl_async_ckpt.folder.stop_request import read_request, request_stop  # noqa: E402
-from agl_async_ckpt.ledger.audit import audit  # noqa: E402
-from agl_async_ckpt.ledger.reader import read_ledger  # noqa: E402
-from agl_async_ckpt.storage.layout import (  # noqa: E402
+from agl_async_ckpt.folder.lock import OutputLock
+from agl_async_ckpt.folder.run_identity import read_run
+from agl_async_ckpt.folder.stop_request import read_request, request_stop
+from agl_async_ckpt.ledger.audit import audit
+from agl_async_ckpt.ledger.reader import read_ledger
+from agl_async_ckpt.storage.layout import (
     FILE_NAME,
     LEDGER_NAME,
     LOCK_FILE_NAME,
@@ -26,12 +22,12 @@ from agl_async_ckpt.storage.layout import (  # noqa: E402
     SEAL_NAME,
     TRACKER_NAME,
 )
-from tests.rig.agents import AgentPlan  # noqa: E402
-from tests.rig.in_flight import SiblingAgents  # noqa: E402
-from tests.rig.life import run_life, stock_trainer  # noqa: E402
-from tests.rig.runs import settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
+from tests.rig.agents import AgentPlan
+from tests.rig.in_flight import SiblingAgents
+from tests.rig.life import run_life, stock_trainer
+from tests.rig.runs import settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 RUN = settings("14/4/6")
 VAL_ONLY = ("trainer.val_only=true",)

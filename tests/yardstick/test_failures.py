@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.folder.stop_request import request_stop  # noqa: E402
-from agl_async_ckpt.ledger.audit import audit  # noqa: E402
-from tests.rig.agents import AgentPlan  # noqa: E402
-from tests.rig.in_flight import (  # noqa: E402
+from agl_async_ckpt.folder.stop_request import request_stop
+from agl_async_ckpt.ledger.audit import audit
+from tests.rig.agents import AgentPlan
+from tests.rig.in_flight import (
     SiblingAgents,
     SiblingPlan,
     begin,
@@ -25,10 +21,10 @@ from tests.rig.in_flight import (  # noqa: E402
     prove_life_until_now,
     saved_state,
 )
-from tests.rig.life import extended_trainer, run_life  # noqa: E402
-from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.yardstick.scene import Scene, alone, assert_same, extended  # noqa: E402
+from tests.rig.life import extended_trainer, run_life
+from tests.rig.runs import assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.yardstick.scene import Scene, alone, assert_same, extended
 
 OUTCOMES = pytest.mark.parametrize("outcome", ["failed", "silent"])
 RUN = settings("20/2/6")

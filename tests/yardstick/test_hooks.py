@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.folder.stop_request import request_stop  # noqa: E402
-from tests.rig.agents import AgentPlan  # noqa: E402
-from tests.rig.in_flight import SiblingAgents, SiblingPlan, end, ids_of  # noqa: E402
-from tests.rig.life import run_life, stock_trainer  # noqa: E402
-from tests.rig.runs import settings  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.yardstick.scene import (  # noqa: E402
+from agl_async_ckpt.folder.stop_request import request_stop
+from tests.rig.agents import AgentPlan
+from tests.rig.in_flight import SiblingAgents, SiblingPlan, end, ids_of
+from tests.rig.life import run_life, stock_trainer
+from tests.rig.runs import settings
+from tests.rig.server import AglServer
+from tests.yardstick.scene import (
     Interruption,
     Scene,
     alone,

@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.folder.steps import list_steps  # noqa: E402
-from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, parse_step, step_name  # noqa: E402
-from tests.rig import life as rig_life  # noqa: E402
-from tests.rig.life import Death, build_trainer, close_trainer, quiet, run_life, stock_trainer  # noqa: E402
-from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.standins import WorkerGroup  # noqa: E402
-from tests.yardstick.scene import (  # noqa: E402
+from agl_async_ckpt.folder.steps import list_steps
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, parse_step, step_name
+from tests.rig import life as rig_life
+from tests.rig.life import Death, build_trainer, close_trainer, quiet, run_life, stock_trainer
+from tests.rig.runs import assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.standins import WorkerGroup
+from tests.yardstick.scene import (
     Interruption,
     Scene,
     alone,

@@ -11,18 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.ledger.audit import Audit, audit  # noqa: E402
-from agl_async_ckpt.ledger.entry import Step, position_of  # noqa: E402
-from agl_async_ckpt.ledger.reader import read_ledger  # noqa: E402
-from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME  # noqa: E402
-from tests.rig.life import Parts, run_life, stock_trainer  # noqa: E402
-from tests.rig.runs import settings  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.yardstick.scene import (  # noqa: E402
+from agl_async_ckpt.ledger.audit import Audit, audit
+from agl_async_ckpt.ledger.entry import Step, position_of
+from agl_async_ckpt.ledger.reader import read_ledger
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME
+from tests.rig.life import Parts, run_life, stock_trainer
+from tests.rig.runs import settings
+from tests.rig.server import AglServer
+from tests.yardstick.scene import (
     Account,
     Interruption,
     Scene,

@@ -10,19 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.agl.stop import ray_store, step_end, stop_lookup  # noqa: E402
-from agl_async_ckpt.cli.main import main  # noqa: E402
-from agl_async_ckpt.folder.stop_request import StopRequest, request_stop  # noqa: E402
-from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME  # noqa: E402
-from tests.rig.life import quiet, run_life  # noqa: E402
-from tests.rig.record import Life  # noqa: E402
-from tests.rig.runs import settings  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.yardstick.scene import Interruption, Scene, alone, assert_resumed, interrupted  # noqa: E402
+from agl_async_ckpt.agl.stop import ray_store, step_end, stop_lookup
+from agl_async_ckpt.cli.main import main
+from agl_async_ckpt.folder.stop_request import StopRequest, request_stop
+from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME
+from tests.rig.life import quiet, run_life
+from tests.rig.record import Life
+from tests.rig.runs import settings
+from tests.rig.server import AglServer
+from tests.yardstick.scene import Interruption, Scene, alone, assert_resumed, interrupted
 
 STEP = 2
 RUN = settings("14/4/6", epochs=2, rollout_n=2, overrides=("trainer.test_freq=1",))

@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.exceptions import ServerError  # noqa: E402
-from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, STOP_NAME, step_name  # noqa: E402
-from tests.rig.in_flight import saved_state  # noqa: E402
-from tests.rig.life import run_life, stock_trainer  # noqa: E402
-from tests.rig.record import Recorder  # noqa: E402
-from tests.rig.runs import settings  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.yardstick.scene import (  # noqa: E402
+from agl_async_ckpt.exceptions import ServerError
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, STOP_NAME, step_name
+from tests.rig.in_flight import saved_state
+from tests.rig.life import run_life, stock_trainer
+from tests.rig.record import Recorder
+from tests.rig.runs import settings
+from tests.rig.server import AglServer
+from tests.yardstick.scene import (
     Interruption,
     Scene,
     alone,

@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from tests.rig.runs import settings  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.yardstick.scene import (  # noqa: E402
+from tests.rig.runs import settings
+from tests.rig.server import AglServer
+from tests.yardstick.scene import (
     Account,
     Interruption,
     Scene,

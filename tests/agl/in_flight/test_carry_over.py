@@ -10,18 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agentlightning.verl.agl_rollout_manager import EnqueuedRollout  # noqa: E402
-
-from agl_async_ckpt.agl.in_flight.carry_over import REPLACES_KEY, RUN_ID_KEY, InFlight, Tracked, creation  # noqa: E402
-from agl_async_ckpt.agl.in_flight.group_size import resized  # noqa: E402
-from agl_async_ckpt.agl.in_flight.kept_events import json_bytes  # noqa: E402
-from agl_async_ckpt.exceptions import ServerError  # noqa: E402
-from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup  # noqa: E402
+from agl_async_ckpt.agl.in_flight.carry_over import REPLACES_KEY, RUN_ID_KEY, InFlight, Tracked, creation
+from agl_async_ckpt.agl.in_flight.group_size import resized
+from agl_async_ckpt.agl.in_flight.kept_events import json_bytes
+from agl_async_ckpt.exceptions import ServerError
+from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup
 
 DEFAULT_CONFIG = {"timeout_seconds": 1800, "local": {"agent_class": "a:B", "env_map": {}}}
 

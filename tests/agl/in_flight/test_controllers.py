@@ -13,14 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from omegaconf import OmegaConf  # noqa: E402
-
-from tests.rig.server import AglServer  # noqa: E402
+from tests.rig.server import AglServer
 
 JOB_TEMPLATE = """
 kind: Job

@@ -9,19 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-import httpx  # noqa: E402
-
-from agl_async_ckpt.agl.in_flight.carry_over import RUN_ID_KEY  # noqa: E402
-from agl_async_ckpt.agl.in_flight.kept_events import json_bytes  # noqa: E402
-from agl_async_ckpt.exceptions import ServerError  # noqa: E402
-from tests.rig.agents import row_of  # noqa: E402
-from tests.rig.in_flight import (  # noqa: E402
+from agl_async_ckpt.agl.in_flight.carry_over import RUN_ID_KEY
+from agl_async_ckpt.agl.in_flight.kept_events import json_bytes
+from agl_async_ckpt.exceptions import ServerError
+from tests.rig.agents import row_of
+from tests.rig.in_flight import (
     FOREVER,
     SiblingAgents,
     SiblingPlan,
@@ -34,10 +29,10 @@ from tests.rig.in_flight import (  # noqa: E402
     prove_life_until_now,
     saved_state,
 )
-from tests.rig.life import run_life  # noqa: E402
-from tests.rig.record import Life, lineage, rows_trained  # noqa: E402
-from tests.rig.runs import TRACKER, assert_balanced, assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
+from tests.rig.life import run_life
+from tests.rig.record import Life, lineage, rows_trained
+from tests.rig.runs import TRACKER, assert_balanced, assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.agl.in_flight.carry_over import REPLACES_KEY, RUN_ID_KEY  # noqa: E402
-from tests.rig.agents import row_of  # noqa: E402
-from tests.rig.in_flight import (  # noqa: E402
+from agl_async_ckpt.agl.in_flight.carry_over import REPLACES_KEY, RUN_ID_KEY
+from tests.rig.agents import row_of
+from tests.rig.in_flight import (
     SiblingAgents,
     SiblingPlan,
     begin,
@@ -28,11 +24,11 @@ from tests.rig.in_flight import (  # noqa: E402
     prove_life_until_now,
     saved_state,
 )
-from tests.rig.life import run_life  # noqa: E402
-from tests.rig.record import Life, lineage, rows_pulled, rows_trained  # noqa: E402
-from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
+from tests.rig.life import run_life
+from tests.rig.record import Life, lineage, rows_pulled, rows_trained
+from tests.rig.runs import assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -16,24 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, note
+from hypothesis import settings as profile
+from hypothesis import strategies as st
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-pytest.importorskip("hypothesis")
-
-from hypothesis import HealthCheck, given, note  # noqa: E402
-from hypothesis import settings as profile  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from agl_async_ckpt.agl.in_flight.carry_over import RUN_ID_KEY  # noqa: E402
-from tests.rig.agents import row_of  # noqa: E402
-from tests.rig.in_flight import SiblingAgents, SiblingPlan, begin, end, prove_life, saved_state  # noqa: E402
-from tests.rig.life import run_life  # noqa: E402
-from tests.rig.record import Life, lineage, rows_pulled, rows_trained  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
+from agl_async_ckpt.agl.in_flight.carry_over import RUN_ID_KEY
+from tests.rig.agents import row_of
+from tests.rig.in_flight import SiblingAgents, SiblingPlan, begin, end, prove_life, saved_state
+from tests.rig.life import run_life
+from tests.rig.record import Life, lineage, rows_pulled, rows_trained
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 EXAMPLES = int(os.environ.get("RIG_EXAMPLES", "40"))
 POINTS = ("saved", "saved", "saved", "pulled", "trained", "updated", "save", "actor_saved")

@@ -15,16 +15,12 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from tests.rig.nursery import Nursery  # noqa: E402
-from tests.rig.processes import start_process, wait_until  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
-from tests.scenes.account import assert_trained_what_agents_did, lineage  # noqa: E402
-from tests.scenes.meddler import Meddler  # noqa: E402
-from tests.scenes.stage import Stage  # noqa: E402
+from tests.rig.nursery import Nursery
+from tests.rig.processes import start_process, wait_until
+from tests.rig.settings import RunSettings
+from tests.scenes.account import assert_trained_what_agents_did, lineage
+from tests.scenes.meddler import Meddler
+from tests.scenes.stage import Stage
 
 pytestmark = pytest.mark.slow
 

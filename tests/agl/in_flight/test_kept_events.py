@@ -6,19 +6,14 @@ import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
+from agentlightning.schemas import EventCreate, Rollout
+from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager
+from packaging.version import Version
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-import httpx  # noqa: E402
-from agentlightning.schemas import EventCreate, Rollout  # noqa: E402
-from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager  # noqa: E402
-from packaging.version import Version  # noqa: E402
-
-from agl_async_ckpt.agl import internals  # noqa: E402
-from agl_async_ckpt.agl.in_flight.kept_events import (  # noqa: E402
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.in_flight.kept_events import (
     has_answer,
     has_reward,
     json_bytes,
@@ -26,10 +21,10 @@ from agl_async_ckpt.agl.in_flight.kept_events import (  # noqa: E402
     measured,
     with_event,
 )
-from agl_async_ckpt.state import FinishedRollout  # noqa: E402
-from tests.rig.agents import model_request  # noqa: E402
-from tests.rig.life import quiet  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
+from agl_async_ckpt.state import FinishedRollout
+from tests.rig.agents import model_request
+from tests.rig.life import quiet
+from tests.rig.server import AglServer
 
 REWARDS = [
     {"value": 0.25},

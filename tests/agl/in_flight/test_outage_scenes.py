@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.ledger.audit import audit  # noqa: E402
-from tests.rig.nursery import Nursery  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
-from tests.scenes.account import assert_trained_what_agents_did  # noqa: E402
-from tests.scenes.stage import Stage  # noqa: E402
+from agl_async_ckpt.ledger.audit import audit
+from tests.rig.nursery import Nursery
+from tests.rig.settings import RunSettings
+from tests.scenes.account import assert_trained_what_agents_did
+from tests.scenes.stage import Stage
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-pytest.importorskip("agentlightning")
-
 import httpx
+import pytest
 from agentlightning.client import AgentLightningSyncClient
 from httpx_retries import Retry, RetryTransport
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("httpx")
-
 from agl_async_ckpt.agl.in_flight.carry_over import RUN_ID_KEY, InFlight, Tracked
 from agl_async_ckpt.agl.in_flight.recovery import is_new_server, mark_lost
 from agl_async_ckpt.state import FinishedRollout

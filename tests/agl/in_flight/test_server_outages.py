@@ -15,20 +15,16 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.agl.in_flight import patience  # noqa: E402
-from agl_async_ckpt.exceptions import ServerError  # noqa: E402
-from agl_async_ckpt.ledger.audit import audit  # noqa: E402
-from tests.rig.in_flight import SiblingAgents, SiblingPlan, begin  # noqa: E402
-from tests.rig.life import extended_trainer, run_life  # noqa: E402
-from tests.rig.record import Life, lineage  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.server_process import ServerProcess  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
-from tests.rig.weather import FAULTS  # noqa: E402
+from agl_async_ckpt.agl.in_flight import patience
+from agl_async_ckpt.exceptions import ServerError
+from agl_async_ckpt.ledger.audit import audit
+from tests.rig.in_flight import SiblingAgents, SiblingPlan, begin
+from tests.rig.life import extended_trainer, run_life
+from tests.rig.record import Life, lineage
+from tests.rig.server import AglServer
+from tests.rig.server_process import ServerProcess
+from tests.rig.settings import RunSettings
+from tests.rig.weather import FAULTS
 
 SIBLINGS = RunSettings(
     12, 2, 4, rollout_n=2, epochs=2, total_steps=5, val_before_train=True, overrides=("trainer.test_freq=2",)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("agentlightning")
-
 from agl_async_ckpt.agl.in_flight.carry_over import RUN_ID_KEY, InFlight, Tracked
 from agl_async_ckpt.agl.in_flight.settle import Outcome, Policy, decide, is_adoptable, reclaimable
 from agl_async_ckpt.folder.liveness import Span

@@ -11,22 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
 import pytest
+import torch
+from agentlightning.verl.dataset import LoadedDataset
+from omegaconf import OmegaConf
+from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-import datasets  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from agentlightning.verl.dataset import LoadedDataset  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
-from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
-
-from agl_async_ckpt.agl import internals  # noqa: E402
-from agl_async_ckpt.agl.inputs import dataset_content  # noqa: E402
-from agl_async_ckpt.agl.inputs.dataset_content import MAX_ROWS, DatasetContent, read_content, sample  # noqa: E402
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.inputs import dataset_content
+from agl_async_ckpt.agl.inputs.dataset_content import MAX_ROWS, DatasetContent, read_content, sample
 
 ROWS = [
     {
@@ -227,6 +222,7 @@ def test_large_rows_are_read_in_part_and_few_at_a_time(monkeypatch: pytest.Monke
 def test_images_are_compared_as_they_are_stored(tmp_path: Path) -> None:
     """Not decoded, which takes long, and wherever the files lie."""
     image_module = pytest.importorskip("PIL.Image")
+
     found: list[str | None] = []
     for folder, colour in (("one", 1), ("other", 1), ("third", 2)):
         (tmp_path / folder).mkdir()

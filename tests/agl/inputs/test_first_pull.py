@@ -7,21 +7,16 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-
-from agl_async_ckpt.agl import internals  # noqa: E402
-from agl_async_ckpt.agl.inputs.first_pull import FirstPull  # noqa: E402
-from agl_async_ckpt.exceptions import StateMismatchError  # noqa: E402
-from tests.rig.life import extended_trainer, run_life, stock_trainer  # noqa: E402
-from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.inputs.first_pull import FirstPull
+from agl_async_ckpt.exceptions import StateMismatchError
+from tests.rig.life import extended_trainer, run_life, stock_trainer
+from tests.rig.runs import assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
 
 
 def batch(*rows: int, **columns: list[Any]) -> dict[str, Any]:

@@ -9,13 +9,12 @@ import sys
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
-
-from agl_async_ckpt.agl.inputs.input_id import batch_names, knows_positions, request_name, row_digest  # noqa: E402
-from agl_async_ckpt.ledger.entry import position_of  # noqa: E402
+from agl_async_ckpt.agl.inputs.input_id import batch_names, knows_positions, request_name, row_digest
+from agl_async_ckpt.ledger.entry import position_of
 
 ROW = {"question": "Wie viel? ☕", "index": 3, "extra_info": {"index": 3, "b": [1, 2.5, None, True], "a": {"x": ""}}}
 GOLDEN = "ea11af28e0a553b1"

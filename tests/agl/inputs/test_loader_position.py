@@ -6,21 +6,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch.utils.data import SequentialSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import RandomSampler
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from torch.utils.data import SequentialSampler  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-from torchdata.stateful_dataloader.sampler import RandomSampler  # noqa: E402
-
-from agl_async_ckpt.agl import internals  # noqa: E402
-from agl_async_ckpt.agl.inputs.fingerprint import Difference  # noqa: E402
-from agl_async_ckpt.agl.inputs.loader_position import (  # noqa: E402
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.inputs.fingerprint import Difference
+from agl_async_ckpt.agl.inputs.loader_position import (
     joined,
     loader_differences,
     open_loader,
@@ -28,9 +23,9 @@ from agl_async_ckpt.agl.inputs.loader_position import (  # noqa: E402
     rows_to_read_ahead,
     with_next_rows,
 )
-from agl_async_ckpt.exceptions import StateMismatchError  # noqa: E402
-from agl_async_ckpt.state import Batch, Fingerprint, InputState  # noqa: E402
-from tests.contract import broken  # noqa: E402
+from agl_async_ckpt.exceptions import StateMismatchError
+from agl_async_ckpt.state import Batch, Fingerprint, InputState
+from tests.contract import broken
 
 N = 14
 ORDER_SEED = 5

@@ -12,24 +12,19 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import agentlightning
+import numpy as np
 import pytest
 import tomllib
+import torch
+from agentlightning.verl import trainer as trainer_module
+from agentlightning.verl.dataset import LoadedDataset
+from omegaconf import OmegaConf
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-import agentlightning  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from agentlightning.verl import trainer as trainer_module  # noqa: E402
-from agentlightning.verl.dataset import LoadedDataset  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
-
-from agl_async_ckpt.agl import activation, internals  # noqa: E402
-from agl_async_ckpt.agl.trainer import CheckpointOverrides  # noqa: E402
-from agl_async_ckpt.storage import layout  # noqa: E402
-from tests.contract import agl, bare_trainer, enqueued  # noqa: E402
+from agl_async_ckpt.agl import activation, internals
+from agl_async_ckpt.agl.trainer import CheckpointOverrides
+from agl_async_ckpt.storage import layout
+from tests.contract import agl, bare_trainer, enqueued
 
 Trainer: Any = trainer_module.AgentLightningRayPPOTrainer
 REPO_DIR = Path(__file__).parents[3]

@@ -7,24 +7,19 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-import numpy as np  # noqa: E402
-from agentlightning.verl import trainer as trainer_module  # noqa: E402
-from agentlightning.verl.agl_rollout_manager import (  # noqa: E402
+from agentlightning.verl import trainer as trainer_module
+from agentlightning.verl.agl_rollout_manager import (
     AglAsyncRolloutManager,
     AglRolloutManager,
     EnqueuedRollout,
 )
-from omegaconf import OmegaConf  # noqa: E402
+from omegaconf import OmegaConf
 
-from agl_async_ckpt.agl import internals  # noqa: E402
-from agl_async_ckpt.agl.in_flight import carry_over, drain  # noqa: E402
-from tests.contract import agl, bare_trainer, enqueued  # noqa: E402
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.in_flight import carry_over, drain
+from tests.contract import agl, bare_trainer, enqueued
 
 Trainer: Any = trainer_module.AgentLightningRayPPOTrainer
 

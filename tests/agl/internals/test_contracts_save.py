@@ -6,15 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.agl import internals  # noqa: E402
-from agl_async_ckpt.storage.layout import LOADER_FILE_NAME, TRACKER_NAME  # noqa: E402
-from tests.rig.life import Death, build_trainer, close_trainer, quiet, stock_trainer  # noqa: E402
-from tests.rig.runs import settings, verl_version  # noqa: E402
-from tests.rig.standins import WorkerGroup  # noqa: E402
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.storage.layout import LOADER_FILE_NAME, TRACKER_NAME
+from tests.rig.life import Death, build_trainer, close_trainer, quiet, stock_trainer
+from tests.rig.runs import settings, verl_version
+from tests.rig.standins import WorkerGroup
 
 
 @pytest.mark.parametrize("use_critic", [False, True])

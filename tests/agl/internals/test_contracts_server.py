@@ -9,21 +9,16 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from agentlightning.client import AgentLightningSyncClient
+from agentlightning.schemas import TERMINAL_STATES, EventCreate, RolloutCreate, RolloutState
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-import httpx  # noqa: E402
-from agentlightning.client import AgentLightningSyncClient  # noqa: E402
-from agentlightning.schemas import TERMINAL_STATES, EventCreate, RolloutCreate, RolloutState  # noqa: E402
-
-from agl_async_ckpt.agl import internals  # noqa: E402
-from agl_async_ckpt.agl.in_flight import agl_server, carry_over, drain, kept_events  # noqa: E402
-from agl_async_ckpt.state import FinishedRollout  # noqa: E402
-from tests.contract import agl  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.in_flight import agl_server, carry_over, drain, kept_events
+from agl_async_ckpt.state import FinishedRollout
+from tests.contract import agl
+from tests.rig.server import AglServer
 
 
 @pytest.fixture

@@ -7,17 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from agentlightning.verl import entrypoint as upstream
+from omegaconf import OmegaConf
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agentlightning.verl import entrypoint as upstream  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
-
-from agl_async_ckpt import worker  # noqa: E402
-from agl_async_ckpt.agl import activation, entrypoint  # noqa: E402
-from tests.contract import agl, broken  # noqa: E402
+from agl_async_ckpt import worker
+from agl_async_ckpt.agl import activation, entrypoint
+from tests.contract import agl, broken
 
 # --- run_ppo ------------------------------------------------------------------------------------------------------
 

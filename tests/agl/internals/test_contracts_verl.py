@@ -7,23 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from omegaconf import OmegaConf
+from torch.utils.data import Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.trainer.main_ppo import create_rl_sampler
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-import torch  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
-from torch.utils.data import Sampler  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-from verl.trainer.main_ppo import create_rl_sampler  # noqa: E402
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer  # noqa: E402
-
-from agl_async_ckpt.agl import internals  # noqa: E402
-from agl_async_ckpt.exceptions import ActivationError, StateMismatchError  # noqa: E402
-from agl_async_ckpt.storage import layout  # noqa: E402
-from tests.contract import broken  # noqa: E402
-from tests.rig.settings import RunSettings, compose_config  # noqa: E402
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.exceptions import ActivationError, StateMismatchError
+from agl_async_ckpt.storage import layout
+from tests.contract import broken
+from tests.rig.settings import RunSettings, compose_config
 
 NUM_WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 

@@ -9,21 +9,16 @@ from typing import Any
 
 import pytest
 import tomllib
+from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager, AglRolloutManagerBase
+from packaging.requirements import Requirement
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager, AglRolloutManagerBase  # noqa: E402
-from packaging.requirements import Requirement  # noqa: E402
-
-from agl_async_ckpt.agl import internals  # noqa: E402
-from agl_async_ckpt.agl.in_flight.rollout_manager import extended_manager  # noqa: E402
-from agl_async_ckpt.agl.internals import process  # noqa: E402
-from agl_async_ckpt.agl.trainer import CheckpointOverrides  # noqa: E402
-from agl_async_ckpt.exceptions import ActivationError  # noqa: E402
-from tests.rig.life import build_trainer, extended_trainer, quiet, stock_trainer  # noqa: E402
-from tests.rig.runs import settings  # noqa: E402
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.in_flight.rollout_manager import extended_manager
+from agl_async_ckpt.agl.internals import process
+from agl_async_ckpt.agl.trainer import CheckpointOverrides
+from agl_async_ckpt.exceptions import ActivationError
+from tests.rig.life import build_trainer, extended_trainer, quiet, stock_trainer
+from tests.rig.runs import settings
 
 ROOT = Path(__file__).parents[3]
 

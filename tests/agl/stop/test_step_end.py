@@ -10,16 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.agl.trainer import extend  # noqa: E402
-from agl_async_ckpt.config import AsyncCheckpointConfig  # noqa: E402
-from tests.rig.agents import AgentPlan, AgentTable  # noqa: E402
-from tests.rig.life import run_life, stock_trainer  # noqa: E402
-from tests.rig.runs import settings  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
+from agl_async_ckpt.agl.trainer import extend
+from agl_async_ckpt.config import AsyncCheckpointConfig
+from tests.rig.agents import AgentPlan, AgentTable
+from tests.rig.life import run_life, stock_trainer
+from tests.rig.runs import settings
+from tests.rig.server import AglServer
 
 RUN = settings("8/2/4", save_freq=-1)
 """Four steps, none of which is saved."""

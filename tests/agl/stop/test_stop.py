@@ -13,22 +13,18 @@ from typing import Any
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.agl.trainer import extend  # noqa: E402
-from agl_async_ckpt.cli.main import main  # noqa: E402
-from agl_async_ckpt.exceptions import EXIT_STOPPED, TrainingStopped  # noqa: E402
-from agl_async_ckpt.folder.stop_request import StopRequest, request_stop  # noqa: E402
-from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME  # noqa: E402
-from tests.rig.agents import AgentPlan, AgentTable  # noqa: E402
-from tests.rig.child import ChildLife  # noqa: E402
-from tests.rig.life import build_trainer, close_trainer, quiet, run_life, stock_trainer  # noqa: E402
-from tests.rig.record import Life  # noqa: E402
-from tests.rig.runs import assert_continues, settings, uninterrupted  # noqa: E402
-from tests.rig.server import AglServer  # noqa: E402
-from tests.rig.settings import RunSettings  # noqa: E402
+from agl_async_ckpt.agl.trainer import extend
+from agl_async_ckpt.cli.main import main
+from agl_async_ckpt.exceptions import EXIT_STOPPED, TrainingStopped
+from agl_async_ckpt.folder.stop_request import StopRequest, request_stop
+from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME
+from tests.rig.agents import AgentPlan, AgentTable
+from tests.rig.child import ChildLife
+from tests.rig.life import build_trainer, close_trainer, quiet, run_life, stock_trainer
+from tests.rig.record import Life
+from tests.rig.runs import assert_continues, settings, uninterrupted
+from tests.rig.server import AglServer
+from tests.rig.settings import RunSettings
 
 RUN = settings("14/4/6", epochs=2, shuffle=True)
 LAST = 6

@@ -13,16 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import require_frameworks
-
-require_frameworks()
-
-from agl_async_ckpt.cli.main import main  # noqa: E402
-from agl_async_ckpt.config import SECTION  # noqa: E402
-from agl_async_ckpt.exceptions import EXIT_STOPPED  # noqa: E402
-from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME  # noqa: E402
-from tests.switch_on.launch import PLUGIN_VARIABLE, Outcome, run_script, write_model  # noqa: E402
-from tests.switch_on.names import ENDS  # noqa: E402
+from agl_async_ckpt.cli.main import main
+from agl_async_ckpt.config import SECTION
+from agl_async_ckpt.exceptions import EXIT_STOPPED
+from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME
+from tests.switch_on.launch import PLUGIN_VARIABLE, Outcome, run_script, write_model
+from tests.switch_on.names import ENDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]  # 30 s each on two idle cores
 

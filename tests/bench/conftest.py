@@ -1,0 +1,5 @@
+"""What is measured is real training."""
+
+from tests.needs import FRAMEWORKS, modules_need
+
+pytest_pycollect_makemodule = modules_need(*FRAMEWORKS, "accelerate")

@@ -1,0 +1,5 @@
+"""The rig runs the real trainer."""
+
+from tests.needs import FRAMEWORKS, modules_need
+
+pytest_pycollect_makemodule = modules_need(*FRAMEWORKS)
