@@ -61,7 +61,7 @@ def test_storage_imports_torch_and_nothing_of_the_training_stack() -> None:
 
 def test_file_is_verified_where_torch_is_absent(tmp_path: Path) -> None:
     """On a machine without torch and numpy, `verify` and the listing work."""
-    golden = Path(__file__).parents[0] / "golden" / "input_state_v1_numpy1.pt"
+    golden = Path(__file__).parents[0] / "golden" / "input_state_v2_numpy1.pt"
     (tmp_path / "global_step_3").mkdir()
     found = run(BLOCKED, str(golden), str(tmp_path), ",".join(HEAVY))
     assert found.startswith("3 [StepInfo(step=3")

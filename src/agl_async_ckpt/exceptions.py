@@ -9,7 +9,7 @@ AsyncCheckpointError
 ├── StateFormatError (ValueError)
 │   ├── DamagedStateError                 truncated, altered, empty or not a regular file
 │   ├── ForeignFormatError                a whole file, but not written by this package
-│   └── UnsupportedVersionError           written by a newer version
+│   └── UnsupportedVersionError           of a format version that this package does not read
 ├── StateMismatchError (ValueError)       a sound file that does not fit this step or this run
 ├── UnencodableValueError (TypeError)     an input that the file format cannot carry
 ├── StateWriteError (OSError)             the input state was not published
@@ -90,7 +90,7 @@ class ForeignFormatError(StateFormatError):
 
 
 class UnsupportedVersionError(StateFormatError):
-    """Written by a newer version of this package, in a format this one does not know."""
+    """Written by another version of this package, in a format version that this one does not read."""
 
 
 class StateMismatchError(AsyncCheckpointError, ValueError):

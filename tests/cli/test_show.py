@@ -121,7 +121,7 @@ def test_data_cannot_steer_the_terminal(cli: Cli, tmp_path: Path, arguments: lis
 
 def test_every_kind_of_value_is_shown(cli: Cli) -> None:
     """The golden file, whole, with each of its columns; its loader state is of no torchdata."""
-    path = GOLDEN / "input_state_v1_numpy2.pt"
+    path = GOLDEN / "input_state_v2_numpy2.pt"
     found = cli("show", path, "--json").json()
     assert found["rows_pulled_in_epoch"] is None
     assert len(found["buffered"]) == 2

@@ -77,10 +77,3 @@ def test_payload_of_something_else_is_refused() -> None:
         events = decode_events({**PackedEvents.pack(()).encode(), "zlib": data, "size": size})
         with pytest.raises(DamagedStateError, match=said):
             events.unpack()
-
-
-def test_types_of_an_older_payload_are_read_from_the_events() -> None:
-    """Format version 1 did not say them."""
-    plain = PackedEvents.pack([*EVENTS, REWARD, {"event_type": 1}]).encode()
-    del plain["types"]
-    assert decode_events(plain).event_types == {"model_request", "note", "reward"}

@@ -106,8 +106,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     payload["fingerprint"] = {name: decode(facts, shared) for name, facts in payload["fingerprint"].items()}
     batch = payload["buffered_batch"]
     payload["buffered_batch"] = batch and {name: decode(column, shared) for name, column in batch.items()}
-    if payload["format_version"] > 1:
-        payload["carry_over"] = _tree(payload["carry_over"])
+    payload["carry_over"] = _tree(payload["carry_over"])
     for group in payload["carry_over"]:
         for rollout in group["rollouts"]:
             for part in ("enqueued", "request"):

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from agl_async_ckpt.codec.format import FORMAT_VERSION
 from agl_async_ckpt.exceptions import (
     CheckpointNotFoundError,
     DamagedStateError,
@@ -27,7 +28,7 @@ from agl_async_ckpt.exceptions import (
 )
 from agl_async_ckpt.storage import container
 from agl_async_ckpt.storage.container import is_whole_zip, read_trailer, read_verified, verify
-from agl_async_ckpt.storage.trailer import BLANK_DIGEST, FORMAT_VERSION, MAX_TRAILER_BYTES, Trailer
+from agl_async_ckpt.storage.trailer import BLANK_DIGEST, MAX_TRAILER_BYTES, Trailer
 from agl_async_ckpt.storage.writer import TrailerWriter
 
 READERS = [read_trailer, verify, read_verified]
@@ -274,7 +275,9 @@ def test_newer_version_names_both(tmp_path: Path) -> None:
     """An older package says what to do instead of guessing."""
     path = forge(tmp_path / "state.pt", dump(fields(format_version=FORMAT_VERSION + 1, new_field=[1])))
     for reader in READERS:
-        with pytest.raises(UnsupportedVersionError, match=f"version {FORMAT_VERSION + 1}.*to version {FORMAT_VERSION}"):
+        with pytest.raises(
+            UnsupportedVersionError, match=rf"version {FORMAT_VERSION + 1};.*version {FORMAT_VERSION}\."
+        ):
             reader(path)
 
 

@@ -117,11 +117,8 @@ def decode_events(plain: Plain) -> PackedEvents:
         ValueError, TypeError, KeyError, zlib.error: It is something else.
     """
     data, size = unpack_bytes(plain["zlib"]), plain["size"]
-    text = decompress(data, size)
-    if "types" in plain:
-        types = frozenset(str(kind) for kind in cast("list[Any]", plain["types"]))
-    else:  # format version 1
-        types = _types(_loads(text))
+    decompress(data, size)
+    types = frozenset(str(kind) for kind in cast("list[Any]", plain["types"]))
     return PackedEvents(data, size, bool(plain["tuple"]), types)
 
 

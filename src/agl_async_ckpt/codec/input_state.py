@@ -1,26 +1,18 @@
-"""`InputState` <-> the payload of the file, and the payloads of older format versions."""
+"""`InputState` <-> the payload of the file."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 
 from agl_async_ckpt.codec.decode import require_tree
 from agl_async_ckpt.codec.groups import decode_groups, encode_groups
-from agl_async_ckpt.codec.packed_json import pack_tree
 from agl_async_ckpt.codec.values import Plain, decode_value, encode_batch, encode_value
-from agl_async_ckpt.exceptions import DamagedStateError, UnsupportedVersionError
+from agl_async_ckpt.exceptions import DamagedStateError
 from agl_async_ckpt.state import Fingerprint, InputState, RngState
-from agl_async_ckpt.storage.trailer import FORMAT_NAME, FORMAT_VERSION
-
-_UPGRADES: dict[int, Callable[[dict[str, Plain]], dict[str, Plain]]] = {
-    1: lambda payload: {**payload, "carry_over": pack_tree(payload["carry_over"])},  # was the tree itself
-}
-"""Format version -> function that turns its payload into the payload of the next version."""
 
 
 def encode_state(state: InputState) -> dict[str, Plain]:
-    """Encode a state as the plain payload of a file of the current format version.
+    """Encode a state as the plain payload of a file.
 
     Large columns of the buffered batch are not copied: the payload shows their memory, and is to be written before
     they change.
@@ -30,8 +22,6 @@ def encode_state(state: InputState) -> dict[str, Plain]:
     """
     carry_over, shared = encode_groups(state.carry_over)
     return {
-        "format": FORMAT_NAME,
-        "format_version": FORMAT_VERSION,
         "global_step": state.global_step,
         "epoch": state.epoch,
         "exhausted": state.exhausted,
@@ -52,40 +42,18 @@ def encode_state(state: InputState) -> dict[str, Plain]:
 
 
 def decode_state(payload: dict[str, Plain]) -> InputState:
-    """Rebuild the state. Keys this version does not know are ignored; older versions are brought up to date first.
+    """Rebuild the state. Keys that are not known are ignored.
 
     Raises:
-        UnsupportedVersionError: The payload is of a newer version.
         DamagedStateError: Not a payload of this format.
     """
     try:
         require_tree(payload)
-        return _decode(upgrade(payload))
+        return _decode(payload)
+    except DamagedStateError:
+        raise
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, zlib.error) as error:
-        if isinstance(error, (UnsupportedVersionError, DamagedStateError)):
-            raise
         raise DamagedStateError(f"Input state cannot be decoded: {type(error).__name__}: {error}") from error
-
-
-def upgrade(payload: dict[str, Plain]) -> dict[str, Plain]:
-    """Bring the payload of an older format version up to the current one.
-
-    Raises:
-        UnsupportedVersionError: The payload is of a newer version.
-        DamagedStateError: It names no version.
-    """
-    if type(payload) is not dict or type(payload.get("format_version")) is not int:
-        raise DamagedStateError("Input state cannot be decoded: it names no format version.")
-    version: int = payload["format_version"]
-    if version > FORMAT_VERSION:
-        raise UnsupportedVersionError(
-            f"Input state is of format version {version}; this agl-async-ckpt reads up to version {FORMAT_VERSION}."
-        )
-    for older in range(version, FORMAT_VERSION):
-        if older not in _UPGRADES:
-            raise DamagedStateError(f"Input state cannot be decoded: there is no format version {older}.")
-        payload = {**_UPGRADES[older](payload), "format_version": older + 1}
-    return payload
 
 
 def _encode_rng(rng: RngState | None) -> Plain:
@@ -110,5 +78,5 @@ def _decode(payload: dict[str, Plain]) -> InputState:
         run_id=payload["run_id"],
         parent_run_id=payload["parent_run_id"],
         written_by=payload["written_by"],
-        num_dropped_groups=payload.get("num_dropped_groups", 0),
+        num_dropped_groups=payload["num_dropped_groups"],
     )

@@ -15,6 +15,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
+from agl_async_ckpt.codec.format import FORMAT_VERSION
 from agl_async_ckpt.codec.input_state import decode_state, encode_state
 from agl_async_ckpt.exceptions import (
     AsyncCheckpointError,
@@ -28,7 +29,7 @@ from agl_async_ckpt.storage.container import Trailer, read_verified
 from agl_async_ckpt.storage.files import make_folders, publish, remove_files, remove_leftover_temps, write_error
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, parse_step
 from agl_async_ckpt.storage.pickle_check import refuse_foreign_pickle
-from agl_async_ckpt.storage.trailer import FORMAT_VERSION, parse_trailer
+from agl_async_ckpt.storage.trailer import parse_trailer
 from agl_async_ckpt.storage.writer import TrailerWriter
 
 __all__ = ["FILE_NAME", "commit_state", "load_state", "remove_leftover_temps"]

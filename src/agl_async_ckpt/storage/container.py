@@ -24,8 +24,6 @@ from agl_async_ckpt.storage.layout import FILE_NAME
 from agl_async_ckpt.storage.trailer import (
     BLANK_DIGEST,
     DIGEST_END,
-    FORMAT_NAME,
-    FORMAT_VERSION,
     MAX_TRAILER_BYTES,
     Trailer,
     blank,
@@ -35,8 +33,6 @@ from agl_async_ckpt.storage.trailer import (
 
 __all__ = [
     "FILE_NAME",
-    "FORMAT_NAME",
-    "FORMAT_VERSION",
     "Trailer",
     "is_whole_zip",
     "read_trailer",
@@ -60,7 +56,7 @@ def read_trailer(path: str | os.PathLike[str]) -> Trailer:
         CheckpointNotFoundError: There is no such file.
         DamagedStateError: Truncated, altered, empty, unreadable, or not a regular file.
         ForeignFormatError: A whole torch file without a trailer of ours.
-        UnsupportedVersionError: Of a newer format version.
+        UnsupportedVersionError: Of another format version.
     """
     with _open(path) as (fd, size):
         end, comment = _find_trailer(fd, size, path)

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from agl_async_ckpt.codec.format import FORMAT_NAME, FORMAT_VERSION
 from agl_async_ckpt.exceptions import DamagedStateError, UnsupportedVersionError
 from agl_async_ckpt.storage.branch import Branch, parse_branch
 
-FORMAT_NAME = "agl-async-ckpt input state"
-FORMAT_VERSION = 2
 MAX_TRAILER_BYTES = 16 * 1024
 BLANK_DIGEST = "0" * 64
 DIGEST_END = b'"}'
@@ -107,7 +106,7 @@ def parse_trailer(comment: bytes, where: str) -> Trailer:
 
     Raises:
         DamagedStateError: Altered, or not allowed.
-        UnsupportedVersionError: A trailer of a newer format version.
+        UnsupportedVersionError: A trailer of another format version.
     """
     try:
         parsed: Any = json.loads(
@@ -119,10 +118,10 @@ def parse_trailer(comment: bytes, where: str) -> Trailer:
         raise _damaged(where, "it names another format")
     fields = _Fields(cast("dict[str, Any]", parsed), where)
     version = fields.integer("format_version", 1)
-    if version > FORMAT_VERSION:
+    if version != FORMAT_VERSION:
         raise UnsupportedVersionError(
-            f"{where} is of format version {version}; this agl-async-ckpt reads up to version {FORMAT_VERSION}.",
-            act="Update agl-async-ckpt, or resume from a step that this version wrote.",
+            f"{where} is of format version {version}; this agl-async-ckpt reads version {FORMAT_VERSION}.",
+            act="Use the agl-async-ckpt that wrote it, or resume from a step that this one wrote.",
         )
     digest = fields.text("sha256")
     if not comment.endswith(digest.encode("ascii", "replace") + DIGEST_END) or not _is_digest(digest):

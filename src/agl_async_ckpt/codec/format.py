@@ -1,0 +1,7 @@
+"""The name and the version of the format of an input state. A leaf: imports nothing."""
+
+from __future__ import annotations
+
+FORMAT_NAME = "agl-async-ckpt input state"
+FORMAT_VERSION = 2
+"""A file of any other version is refused."""
