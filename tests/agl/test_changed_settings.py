@@ -74,7 +74,7 @@ def test_changed_setting_continues_the_stream(server: AglServer, tmp_path: Path,
 def test_c18_number_of_workers_may_change_again_and_again(
     server: AglServer, tmp_path: Path, workers: tuple[int, ...]
 ) -> None:
-    """C18: shuffled, with tail and rows in flight, each change in another epoch."""
+    """Shuffled, with tail and rows in flight, each change in another epoch."""
     runs = changed(settings("14/4/6", shuffle=True, **LONG), *({"num_workers": number} for number in workers))[1:]
     lives = live_on(tmp_path, server, runs, [2, 3, 5][: len(workers) - 1])
     assert_streams_on(lives, runs, tmp_path)
@@ -98,7 +98,7 @@ def test_workers_and_loader_batch_may_change_at_once(server: AglServer, tmp_path
 
 @pytest.mark.parametrize("batch", [2, 6])
 def test_c19_another_batch_continues_at_the_ninth_row(server: AglServer, tmp_path: Path, batch: int) -> None:
-    """C19: 12/4 after 8 rows, batch 4 to 2 and 4 to 6; four rows are left, fewer than the new batch."""
+    """12/4 after 8 rows, batch 4 to 2 and 4 to 6; four rows are left, fewer than the new batch."""
     run = settings("12/4/8", epochs=3)
     lives = live_on(tmp_path, server, changed(run, {"B": batch, "A": batch + 4}), [1])
     pulled = [row for step in lives[1].steps.values() for row in step.pulled]
@@ -125,7 +125,7 @@ def test_rows_read_ahead_keep_every_kind_of_column(server: AglServer, tmp_path: 
 
 
 def test_c7_smaller_a_trains_everything_in_flight(server: AglServer, tmp_path: Path) -> None:
-    """C7: 40/4/12 with 8 groups in flight, resumed with A = 8: they wait for room, and none is lost."""
+    """40/4/12 with 8 groups in flight, resumed with A = 8: they wait for room, and none is lost."""
     runs = changed(settings("40/4/12", epochs=3, total_steps=9), {"A": 8})
     lives = live_on(tmp_path, server, runs, [1])
     assert lives[1].restored is not None
@@ -174,7 +174,7 @@ REFUSED = {
 @pytest.mark.parametrize("back", [False, True], ids=["there", "back"])
 @pytest.mark.parametrize("what", REFUSED)
 def test_changed_inputs_are_refused_by_name(server: AglServer, tmp_path: Path, what: str, back: bool) -> None:
-    """C17 and others: before anything is loaded, with both values on aligned lines and the next safe act."""
+    """Before anything is loaded, with both values on aligned lines and the next safe act."""
     before, now, name, *values = REFUSED[what]
     if back:
         before, now, values = now, before, values[::-1]
@@ -227,7 +227,7 @@ def test_another_sampler_class_is_refused(server: AglServer, tmp_path: Path, mon
 
 
 def test_c20_synchronous_resume_with_inputs_pending_is_refused(server: AglServer, tmp_path: Path) -> None:
-    """C20: 12/4/6 with tail and rows in flight: the counts of both."""
+    """12/4/6 with tail and rows in flight: the counts of both."""
     run = settings("12/4/6")
     run_life(run, tmp_path, server.url, stop_after_step=1)
     with pytest.raises(StateMismatchError, match=r"(?s)buffered inputs: +2\n +prompt groups in flight: +2\n"):

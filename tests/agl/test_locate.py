@@ -96,7 +96,7 @@ def test_folder_without_steps_starts_from_scratch(tmp_path: Path, caplog: pytest
 def test_tracker_that_cannot_be_followed_gives_the_newest_complete_step(
     out: Path, caplog: pytest.LogCaptureFixture, tracker: str | None, says: str
 ) -> None:
-    """C24: with a warning that says what is wrong and what is taken; VERL would die or start over."""
+    """With a warning that says what is wrong and what is taken; VERL would die or start over."""
     if tracker is None:
         (out / TRACKER_NAME).unlink()
     else:
@@ -118,7 +118,7 @@ def test_selected_step_that_is_incomplete_is_passed_over(out: Path, caplog: pyte
 
 
 def test_selected_step_with_a_damaged_input_file_is_left_to_be_refused(out: Path) -> None:
-    """C23: no crash leaves that behind, so it does not give way silently; reading it is an error."""
+    """No crash leaves that behind, so it does not give way silently; reading it is an error."""
     (out / "global_step_6" / FILE_NAME).write_bytes(b"")
     assert follow(decide_latest(out)) == out / "global_step_6"
 

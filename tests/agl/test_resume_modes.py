@@ -220,7 +220,7 @@ def test_path_that_is_no_checkpoint_is_refused(
 def test_tracker_that_cannot_be_followed_leads_to_the_newest_step(
     run: RunSettings, saved: tuple[Life, Path], server: AglServer, text: str
 ) -> None:
-    """C24: never a silent start from scratch; a warning, the newest complete step, and a tracker that is right."""
+    """Never a silent start from scratch; a warning, the newest complete step, and a tracker that is right."""
     first, folder = saved
     (folder / TRACKER).write_text(text)
     second = run_life(run, folder, server.url, stop_after_step=4)
@@ -244,7 +244,7 @@ def test_tracker_is_repaired_before_the_first_step(
 
 
 def test_checkpoint_of_the_plain_trainer_is_resumed_as_verl_does(server: AglServer, tmp_path: Path) -> None:
-    """C27: steps 1 and 2 by the plain trainer: a warning says what is lost, VERL's behaviour, then exact again."""
+    """Steps 1 and 2 by the plain trainer: a warning says what is lost, VERL's behaviour, then exact again."""
     run = settings("24/2/5")
     first = run_life(run, tmp_path, server.url, trainer_cls=stock_trainer(), stop_after_step=2)
     plain = run_life(run, rewind(tmp_path, tmp_path / "plain", 2), server.url, trainer_cls=stock_trainer())
@@ -261,7 +261,7 @@ def test_checkpoint_of_the_plain_trainer_is_resumed_as_verl_does(server: AglServ
 
 
 def test_missing_file_of_a_run_that_wrote_them_is_an_error(server: AglServer, tmp_path: Path) -> None:
-    """C27: steps 1 and 2 by the plain trainer, 3 and 4 by ours: 2 resumes with a warning, 3 without its file never."""
+    """Steps 1 and 2 by the plain trainer, 3 and 4 by ours: 2 resumes with a warning, 3 without its file never."""
     run = settings("24/2/5")
     run_life(run, tmp_path, server.url, trainer_cls=stock_trainer(), stop_after_step=2)
     run_life(run, tmp_path, server.url, stop_after_step=4)
@@ -273,7 +273,7 @@ def test_missing_file_of_a_run_that_wrote_them_is_an_error(server: AglServer, tm
 
 
 def test_synchronous_checkpoints_are_byte_identical(server: AglServer, tmp_path: Path) -> None:
-    """C3: synchronous training writes, and resumes from, the same files with and without the extension."""
+    """Synchronous training writes, and resumes from, the same files with and without the extension."""
     run = settings("12/4/0", async_mode=False, shuffle=True, epochs=3)
     lives: dict[str, list[Life]] = {}
     trees: list[dict[str, str]] = []
@@ -293,7 +293,7 @@ def test_synchronous_checkpoints_are_byte_identical(server: AglServer, tmp_path:
 def test_asynchronous_checkpoint_is_not_resumed_synchronously(
     run: RunSettings, saved: tuple[Life, Path], server: AglServer
 ) -> None:
-    """C20: rows in the tail and in flight would be skipped: refused, with the counts."""
+    """Rows in the tail and in flight would be skipped: refused, with the counts."""
     first, folder = saved
     position = first.saves[3]
     assert position.in_flight
@@ -359,7 +359,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], type[Exception]]] = {
 def test_damaged_file_is_refused_by_path_in_any_mode(
     run: RunSettings, saved: tuple[Life, Path], server: AglServer, damage: str, async_mode: bool
 ) -> None:
-    """C23: named explicitly, a file that cannot be used is one clear error with its path; nothing is changed."""
+    """Named explicitly, a file that cannot be used is one clear error with its path; nothing is changed."""
     _, folder = saved
     step_dir = folder / "global_step_3"
     function, error = DAMAGES[damage]
@@ -384,7 +384,7 @@ def test_unfinished_newest_step_gives_way_to_the_one_before(
 def test_damaged_newest_step_is_an_error(
     run: RunSettings, saved: tuple[Life, Path], server: AglServer, damage: str
 ) -> None:
-    """C23: damage is not what a crash leaves behind: refused, with the path and the newest complete step."""
+    """Damage is not what a crash leaves behind: refused, with the path and the newest complete step."""
     _, folder = saved
     function, error = DAMAGES[damage]
     function(folder / "global_step_3" / FILE)
@@ -411,7 +411,7 @@ def test_file_of_another_step_is_refused(run: RunSettings, saved: tuple[Life, Pa
 def test_file_of_a_newer_version_is_refused(
     run: RunSettings, saved: tuple[Life, Path], server: AglServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C26: the error names both format versions."""
+    """The error names both format versions."""
     from agl_async_ckpt.storage import commit, trailer
 
     state = commit.load_state(saved[1] / "global_step_3")
@@ -446,7 +446,7 @@ def test_reset_keeps_the_generators(run: RunSettings, saved: tuple[Life, Path], 
 
 
 def test_c28_step_numbers_agree_everywhere(run: RunSettings, saved: tuple[Life, Path], server: AglServer) -> None:
-    """C28: the step in the file is that of its folder and of the tracker; the first resumed step is the next."""
+    """The step in the file is that of its folder and of the tracker; the first resumed step is the next."""
     from agl_async_ckpt.storage.commit import load_state
 
     _, folder = saved
@@ -504,7 +504,7 @@ def test_retention_keeps_the_newest_resumable(server: AglServer, tmp_path: Path)
 
 
 def test_c30_async_save_without_a_tracker_is_never_resumed_silently(server: AglServer, tmp_path: Path) -> None:
-    """C30: async_save on a backend that never writes the tracker: our file is there, and the next start is refused."""
+    """Async_save on a backend that never writes the tracker: our file is there, and the next start is refused."""
     run = settings("24/2/5", async_save=True)
     run_life(run, tmp_path, server.url, stop_after_step=3)
     assert not (tmp_path / TRACKER).exists()
@@ -523,7 +523,7 @@ def test_c30_async_save_resumes_once_the_tracker_came(server: AglServer, tmp_pat
 
 
 def test_c31_hdfs_folder_is_refused_by_verl(run: RunSettings, server: AglServer, tmp_path: Path) -> None:
-    """C31: VERL cannot load from HDFS, and says so before the first step; the extension leaves that as it is."""
+    """VERL cannot load from HDFS, and says so before the first step; the extension leaves that as it is."""
     hdfs = replace(run, overrides=("trainer.default_hdfs_dir=hdfs://x/y",))
     with pytest.raises(NotImplementedError, match="hdfs"):
         run_life(hdfs, tmp_path, server.url)

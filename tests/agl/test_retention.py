@@ -41,7 +41,7 @@ def test_run_that_keeps_one_checkpoint_keeps_one_model(server: AglServer, tmp_pa
 
 
 def test_input_file_of_a_step_goes_with_its_model(server: AglServer, tmp_path: Path) -> None:
-    """C29: after the next good save no input file is left in a step whose model retention removed."""
+    """After the next good save no input file is left in a step whose model retention removed."""
     run = settings("14/2/5", max_ckpt_to_keep=2)
     run_life(run, tmp_path, server.url, stop_after_step=4)
     left = sorted(path.parent.name for path in tmp_path.glob(f"*/{FILE_NAME}"))
@@ -50,7 +50,7 @@ def test_input_file_of_a_step_goes_with_its_model(server: AglServer, tmp_path: P
 
 
 def test_leftover_temp_of_a_killed_writer_is_removed_at_the_next_start(server: AglServer, tmp_path: Path) -> None:
-    """C25: a writer that was killed leaves a temporary file; the next start removes it, and nothing else."""
+    """A writer that was killed leaves a temporary file; the next start removes it, and nothing else."""
     run = settings("14/2/5")
     run_life(run, tmp_path, server.url, stop_after_step=1)
     temp = tmp_path / "global_step_1" / f".{FILE_NAME}.12345.0123abcd.tmp"

@@ -123,7 +123,7 @@ def test_run_that_keeps_one_checkpoint_resumes_from_every_state_of_a_save(
 
 @pytest.mark.slow
 def test_folder_that_is_used_again_never_pairs_new_inputs_with_an_old_model(server: AglServer, tmp_path: Path) -> None:
-    """C22: a step folder of another A is written again: killed anywhere, inputs and weights are of one save.
+    """A step folder of another A is written again: killed anywhere, inputs and weights are of one save.
 
     The first run, A=6, had reached step 4. A new run with A=5 starts from scratch in the same folder and is killed
     while it writes step 3 over the old one.

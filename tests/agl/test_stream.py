@@ -233,7 +233,7 @@ def assert_same(got: Any, want: Any, name: str) -> None:
 
 
 def test_step_without_a_batch_does_not_move_the_stream(server: AglServer, tmp_path: Path) -> None:
-    """C10: step 2 of 12/4/6 trains nothing and saves nothing; the position at step 3 counts rows, not steps."""
+    """Step 2 of 12/4/6 trains nothing and saves nothing; the position at step 3 counts rows, not steps."""
     run = settings("12/4/6", epochs=2)
     plan = AgentPlan(step_outcome={2: "overlong"})
     lives = lives_with_deaths(run, tmp_path, server, [3], plan)
@@ -295,7 +295,7 @@ def test_fit_twice_with_resume_continues(server: AglServer, tmp_path: Path) -> N
 
 
 def test_c1_first_pull_begins_with_the_tail(server: AglServer, tmp_path: Path) -> None:
-    """C1: 14/4/6 resumed from step 1 pulls 6 to 9, the first two from the tail, with 4 and 5 still in flight."""
+    """14/4/6 resumed from step 1 pulls 6 to 9, the first two from the tail, with 4 and 5 still in flight."""
     run = settings("14/4/6", epochs=2)
     lives = lives_with_deaths(run, tmp_path, server, [1])
     assert lives[1].restored is not None
@@ -306,7 +306,7 @@ def test_c1_first_pull_begins_with_the_tail(server: AglServer, tmp_path: Path) -
 
 @pytest.mark.parametrize("deaths", [[1], [2], [3], [4], [5], [1, 2, 3, 4, 5]])
 def test_c2_every_row_is_trained_exactly_once(server: AglServer, tmp_path: Path, deaths: list[int]) -> None:
-    """C2: 24/4/8, one epoch, resumed after any step or after every one."""
+    """24/4/8, one epoch, resumed after any step or after every one."""
     run = settings("24/4/8")
     lives = lives_with_deaths(run, tmp_path, server, deaths)
     assert sorted(rows_trained(lineage(*lives))) == list(range(24))
@@ -314,7 +314,7 @@ def test_c2_every_row_is_trained_exactly_once(server: AglServer, tmp_path: Path,
 
 
 def test_c2_rows_that_are_always_slow_are_never_dropped(server: AglServer, tmp_path: Path) -> None:
-    """C2: rows 3, 9 and 17 finish last; they are in flight through every resume and are not lost."""
+    """Rows 3, 9 and 17 finish last; they are in flight through every resume and are not lost."""
     run = settings("24/4/8")
     plan = AgentPlan(rank={3: 1, 9: 1, 17: 1})
     truth = uninterrupted(run, server, plan)
@@ -324,7 +324,7 @@ def test_c2_rows_that_are_always_slow_are_never_dropped(server: AglServer, tmp_p
 
 
 def test_c4_resume_in_mid_epoch_stays_in_the_epoch(server: AglServer, tmp_path: Path) -> None:
-    """C4: 12/4/6 shuffled, step 3: next pull and epoch are those of the uninterrupted run."""
+    """12/4/6 shuffled, step 3: next pull and epoch are those of the uninterrupted run."""
     run = settings("12/4/6", shuffle=True, epochs=2)
     truth = uninterrupted(run, server)
     lives = lives_with_deaths(run, tmp_path, server, [3])
@@ -334,7 +334,7 @@ def test_c4_resume_in_mid_epoch_stays_in_the_epoch(server: AglServer, tmp_path: 
 
 
 def test_c5_number_of_steps_and_last_epoch_stay(server: AglServer, tmp_path: Path) -> None:
-    """C5: 14/4/6, two epochs, resumed from step 2: as many steps, and the same last epoch, as uninterrupted."""
+    """14/4/6, two epochs, resumed from step 2: as many steps, and the same last epoch, as uninterrupted."""
     run = settings("14/4/6", epochs=2)
     truth = uninterrupted(run, server)
     lives = lives_with_deaths(run, tmp_path, server, [2])
@@ -344,14 +344,14 @@ def test_c5_number_of_steps_and_last_epoch_stay(server: AglServer, tmp_path: Pat
 
 
 def test_c6_first_pull_is_b_and_not_a(server: AglServer, tmp_path: Path) -> None:
-    """C6: 14/4/6 with two groups in flight pulls four inputs after the resume."""
+    """14/4/6 with two groups in flight pulls four inputs after the resume."""
     run = settings("14/4/6", epochs=2)
     lives = lives_with_deaths(run, tmp_path, server, [1])
     assert len(lives[1].pulls[2]) == 4
 
 
 def test_c7_fewer_active_groups_than_are_in_flight(server: AglServer, tmp_path: Path) -> None:
-    """C7: 40/4/12 with eight groups in flight, resumed with A = 8, trains on, and loses nothing."""
+    """40/4/12 with eight groups in flight, resumed with A = 8, trains on, and loses nothing."""
     run = settings("40/4/12")
     truth = uninterrupted(run, server)
     first = run_life(run, tmp_path, server.url, stop_after_step=2)
@@ -366,7 +366,7 @@ def test_c7_fewer_active_groups_than_are_in_flight(server: AglServer, tmp_path: 
 
 
 def test_c8_finished_run_does_nothing_more(server: AglServer, tmp_path: Path) -> None:
-    """C8: 12/4/12, one epoch, finished after step 2; started again it pulls nothing."""
+    """12/4/12, one epoch, finished after step 2; started again it pulls nothing."""
     run = settings("12/4/12")
     first = run_life(run, tmp_path, server.url)
     again = run_life(run, tmp_path, server.url)
@@ -377,7 +377,7 @@ def test_c8_finished_run_does_nothing_more(server: AglServer, tmp_path: Path) ->
 
 
 def test_c9_slow_row_comes_back_alone(server: AglServer, tmp_path: Path) -> None:
-    """C9: row 2 takes until step 5; what is in flight at step 4 comes back, nothing after row 2 is trained twice."""
+    """Row 2 takes until step 5; what is in flight at step 4 comes back, nothing after row 2 is trained twice."""
     run = settings("24/4/8")
     plan = AgentPlan(hold={2: 5})
     truth = uninterrupted(run, server, plan)
@@ -390,7 +390,7 @@ def test_c9_slow_row_comes_back_alone(server: AglServer, tmp_path: Path) -> None
 
 
 def test_c11_later_epochs_stay_full(server: AglServer, tmp_path: Path) -> None:
-    """C11: 12/4/6, four epochs, resumed from step 2: every epoch gives each row once."""
+    """12/4/6, four epochs, resumed from step 2: every epoch gives each row once."""
     run = settings("12/4/6", epochs=4)
     lives = lives_with_deaths(run, tmp_path, server, [2])
     pulled = rows_pulled(lineage(*lives))
@@ -403,14 +403,14 @@ def test_c11_later_epochs_stay_full(server: AglServer, tmp_path: Path) -> None:
 def test_c12_epoch_advances_exactly_once(
     server: AglServer, tmp_path: Path, case: str, step: int, shuffle: bool
 ) -> None:
-    """C12: at an exactly drained loader, StopIteration seen or not, no epoch is empty and none repeats."""
+    """At an exactly drained loader, StopIteration seen or not, no epoch is empty and none repeats."""
     run = settings(case, epochs=3, shuffle=shuffle)
     lives = lives_with_deaths(run, tmp_path, server, [step])
     assert_continues(uninterrupted(run, server), *lives)
 
 
 def test_c13_more_epochs_continue_in_their_own_order(server: AglServer, tmp_path: Path) -> None:
-    """C13: a finished run of one epoch, given two, trains the second one in the second one's order."""
+    """A finished run of one epoch, given two, trains the second one in the second one's order."""
     run = settings("12/4/6", shuffle=True)
     first = run_life(run, tmp_path, server.url)
     assert first.finished
@@ -421,7 +421,7 @@ def test_c13_more_epochs_continue_in_their_own_order(server: AglServer, tmp_path
 
 
 def test_c14_first_pull_begins_with_the_last_row(server: AglServer, tmp_path: Path) -> None:
-    """C14: 10/4/7 resumed from step 1 pulls row 7 first."""
+    """10/4/7 resumed from step 1 pulls row 7 first."""
     run = settings("10/4/7", epochs=2)
     lives = lives_with_deaths(run, tmp_path, server, [1])
     assert lives[1].pulls[2] == [7, 0, 1, 2]
@@ -429,7 +429,7 @@ def test_c14_first_pull_begins_with_the_last_row(server: AglServer, tmp_path: Pa
 
 
 def test_c15_position_does_not_come_from_step_numbers(server: AglServer, tmp_path: Path) -> None:
-    """C15: three steps without a batch before the only checkpoint, at step 5."""
+    """Three steps without a batch before the only checkpoint, at step 5."""
     run = settings("24/4/6", shuffle=True, epochs=2, save_freq=5)
     plan = AgentPlan(step_outcome={2: "overlong", 3: "overlong", 4: "overlong"})
     lives = lives_with_deaths(run, tmp_path, server, [5], plan)
@@ -441,7 +441,7 @@ def test_c15_position_does_not_come_from_step_numbers(server: AglServer, tmp_pat
 def test_c16_dropped_samples_are_those_of_the_uninterrupted_run(
     server: AglServer, tmp_path: Path, val_before_train: bool
 ) -> None:
-    """C16: with a mini-batch of 3 one of 4 samples is dropped at random; the resumed run drops the same ones."""
+    """With a mini-batch of 3 one of 4 samples is dropped at random; the resumed run drops the same ones."""
     import numpy as np
     import torch
 

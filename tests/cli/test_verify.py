@@ -92,7 +92,7 @@ def test_step_saved_while_the_extension_was_off_is_named(cli: Cli, out: Path) ->
 
 
 def test_background_save_without_a_tracker_is_named(cli: Cli, out: Path) -> None:
-    """C30: a backend that never writes it."""
+    """A backend that never writes it."""
     DAMAGES["saved_in_the_background_and_never_published"](out)
     result = cli("verify", out)
     assert result.code == 1

@@ -264,7 +264,7 @@ def test_tensor_view_comes_back_as_the_values_it_shows(tensor: Any) -> None:
 
 
 def test_tensor_slice_does_not_drag_its_storage() -> None:
-    """C32: one row of 512 x 4096 costs one row."""
+    """One row of 512 x 4096 costs one row."""
     batch = torch.zeros(512, 4096, dtype=torch.int64)
     assert encode_value(batch[:1], "x").untyped_storage().nbytes() == 4096 * 8
     column = np.zeros((512, 4096), dtype=np.int64)[:1]
@@ -525,7 +525,7 @@ def test_value_that_contains_itself_is_refused() -> None:
 
 
 def test_dtype_is_written_alike_by_numpy_1_and_2() -> None:
-    """C34: array interface strings with explicit byte order; names such as `bool_` or `str0` differ by version."""
+    """Array interface strings with explicit byte order; names such as `bool_` or `str0` differ by version."""
     written = {
         np.dtype(bool): "|b1",
         np.dtype(np.int64): "<i8",
@@ -647,7 +647,7 @@ def test_any_batch_comes_back_exactly(batch: dict[str, Any]) -> None:
 
 
 def test_batch_of_every_kind_comes_back_exactly() -> None:
-    """C33 and C35: ragged, missing, empty, dated, half precision and nested columns."""
+    """Ragged, missing, empty, dated, half precision and nested columns."""
     batch = sample_batch()
     plain = encode_batch(batch)
     assert_plain(plain)
@@ -655,7 +655,7 @@ def test_batch_of_every_kind_comes_back_exactly() -> None:
 
 
 def test_joined_rows_equal_the_uninterrupted_ones() -> None:
-    """C33: a tail that was restored joins the next batch as the original would have."""
+    """A tail that was restored joins the next batch as the original would have."""
     batch = {name: column for name, column in sample_batch().items() if isinstance(column, np.ndarray)}
     restored = {name: decode_value(column) for name, column in through_file(encode_batch(batch)).items()}
     for name, column in batch.items():

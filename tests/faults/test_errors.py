@@ -86,7 +86,7 @@ def test_error_of_any_call_costs_at_most_the_save(
     subject_named: SubjectNamed,
     count: Count,
 ) -> None:
-    """C21: nothing is swallowed; a tracker that names N means a whole N, else the checkpoint before resumes exactly."""
+    """Nothing is swallowed; a tracker that names N means a whole N, else the checkpoint before resumes exactly."""
     subject = subject_named(name)
     cases = list(choose(trace(subject)))[part::NUM_PARTS]
     judge = Judge(subject)

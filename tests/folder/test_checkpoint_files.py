@@ -65,7 +65,7 @@ LOADER_DAMAGES: dict[str, Callable[[Path], None]] = {
 def test_c22_step_without_a_whole_data_pt_is_never_resumed_from_row_0(
     run: RunSettings, saved: tuple[Life, Path], server: AglServer, damage: str, sealed: bool
 ) -> None:
-    """C22, our file whole: by path refused as incomplete; an automatic resume takes the step before, and says so."""
+    """With our file whole: by path refused as incomplete; an automatic resume takes the step before, and says so."""
     first, folder = saved
     step_dir = folder / "global_step_3"
     if not sealed:
@@ -90,7 +90,7 @@ def test_c22_data_pt_that_was_altered_after_the_seal_is_refused(
 def test_c24_tracker_beyond_the_only_step_leads_to_that_step(
     run: RunSettings, server: AglServer, tmp_path: Path
 ) -> None:
-    """C24: the tracker says 9, only global_step_1 is there: no silent start from scratch."""
+    """The tracker says 9, only global_step_1 is there: no silent start from scratch."""
     first = run_life(run, tmp_path, server.url, stop_after_step=1)
     (tmp_path / TRACKER).write_text("9")
     second = resumes(run, first, tmp_path, server, 1)
@@ -99,7 +99,7 @@ def test_c24_tracker_beyond_the_only_step_leads_to_that_step(
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o002])
 def test_c25_files_have_the_mode_of_data_pt(run: RunSettings, server: AglServer, tmp_path: Path, mask: int) -> None:
-    """C25: whoever may read VERL's files may read ours."""
+    """Whoever may read VERL's files may read ours."""
     before = os.umask(mask)
     try:
         run_life(run, tmp_path, server.url, stop_after_step=1)
@@ -111,7 +111,7 @@ def test_c25_files_have_the_mode_of_data_pt(run: RunSettings, server: AglServer,
 
 
 def test_c25_linked_output_and_step_folders_stay_links(run: RunSettings, server: AglServer, tmp_path: Path) -> None:
-    """C25: an output folder and a step folder that lead to another disk are followed, in saves and in resumes."""
+    """An output folder and a step folder that lead to another disk are followed, in saves and in resumes."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk" / "step").mkdir()
     out_dir = tmp_path / "run"

@@ -118,7 +118,7 @@ def test_input_state_of_another_save_breaks_the_seal(step_dir: Path) -> None:
 
 
 def test_pruned_model_breaks_the_seal(step_dir: Path) -> None:
-    """C29: retention removes actor/ and critic/ and leaves the rest."""
+    """Retention removes actor/ and critic/ and leaves the rest."""
     shutil.rmtree(step_dir / "actor")
     shutil.rmtree(step_dir / "critic")
     problems = check_seal(step_dir, hashes=False)

@@ -146,7 +146,7 @@ def test_kill_before_the_tracker_is_incomplete(step_dir: Path) -> None:
 def test_missing_or_damaged_loader_file_makes_the_step_incomplete(
     step_dir: Path, data: bytes | None, sealed: bool
 ) -> None:
-    """C22: VERL would start at row 0 without data.pt, or die reading it."""
+    """VERL would start at row 0 without data.pt, or die reading it."""
     if not sealed:
         (step_dir / SEAL_NAME).unlink()
     (step_dir / "data.pt").unlink()
@@ -159,7 +159,7 @@ def test_missing_or_damaged_loader_file_makes_the_step_incomplete(
 
 @pytest.mark.parametrize("full", [True, False])
 def test_input_state_that_is_missing_damaged_or_of_another_step_is_incomplete(step_dir: Path, full: bool) -> None:
-    """C23, C28, with the reason."""
+    """With the reason."""
     path = step_dir / FILE_NAME
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -191,7 +191,7 @@ def test_altered_byte_needs_the_full_look(step_dir: Path) -> None:
 
 
 def test_pruned_model_makes_the_step_incomplete(step_dir: Path) -> None:
-    """C29: even while the tracker names it."""
+    """Even while the tracker names it."""
     shutil.rmtree(step_dir / "actor")
     info = look(step_dir, full=False)
     assert not info.complete
@@ -199,7 +199,7 @@ def test_pruned_model_makes_the_step_incomplete(step_dir: Path) -> None:
 
 
 def test_background_save_is_proven_by_the_tracker_alone(tmp_path: Path) -> None:
-    """C30: the seal was written while the model was not yet there."""
+    """The seal was written while the model was not yet there."""
     folder = make_step(tmp_path, 7)
     write_seal(folder, use_critic=False, async_save=True)
     assert look(folder).complete
@@ -210,7 +210,7 @@ def test_background_save_is_proven_by_the_tracker_alone(tmp_path: Path) -> None:
 
 
 def test_plain_checkpoint_has_no_state(step_dir: Path) -> None:
-    """C27: a step of the plain trainer is told apart from a damaged one."""
+    """A step of the plain trainer is told apart from a damaged one."""
     (step_dir / FILE_NAME).unlink()
     (step_dir / SEAL_NAME).unlink()
     info = look(step_dir)

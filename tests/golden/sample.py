@@ -32,7 +32,7 @@ def objects(*items: Any) -> np.ndarray[Any, Any]:
 
 
 def sample_batch() -> dict[str, Any]:
-    """Two rows of C33 and C35: each kind of column."""
+    """Two rows with each kind of column."""
     noon = dt.datetime(2024, 2, 29, 12, 30, 15, 7)
     berlin = dt.timezone(dt.timedelta(hours=1))
     return {

@@ -94,7 +94,7 @@ def test_ledger_of_a_switched_off_extension_shows_exactly_the_rows_that_resumes_
 
 
 def test_epoch_that_the_stock_trainer_replays_is_named(server: AglServer, tmp_path: Path) -> None:
-    """C4 without our checkpoints: VERL 0.8.0 begins the pass again at a step that is a multiple of its length."""
+    """Without our checkpoints VERL 0.8.0 begins the pass again at a step that is a multiple of its length."""
     from tests.rig.runs import verl_version
 
     run = settings("12/4/6", epochs=2, extension={"enabled": False})
@@ -106,7 +106,7 @@ def test_epoch_that_the_stock_trainer_replays_is_named(server: AglServer, tmp_pa
 
 
 def test_step_without_a_batch_and_dropped_inputs_are_the_trainers(server: AglServer, tmp_path: Path) -> None:
-    """C10: everything of step 2 and row 7 is dropped; the step still has its line, and nothing is called lost."""
+    """Everything of step 2 and row 7 is dropped; the step still has its line, and nothing is called lost."""
     run = settings("16/2/4", save_freq=1)
     server.agents = AgentTable(AgentPlan(step_outcome={2: "overlong"}, outcome={7: "overlong"}))
     lives(run, tmp_path, server, ("saved", 3))

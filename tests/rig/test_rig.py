@@ -42,7 +42,7 @@ def test_uninterrupted_run_trains_the_oldest_groups_of_each_step(server: AglServ
 
 
 def test_stock_trainer_skips_the_tail_on_resume(server: AglServer, tmp_path: Path) -> None:
-    """C1 today: 14/4/6 resumed from step 1 pulls rows 8 to 11 and two of the next epoch; 4 to 7 are never trained."""
+    """Today: 14/4/6 resumed from step 1 pulls rows 8 to 11 and two of the next epoch; 4 to 7 are never trained."""
     run = settings("14/4/6", epochs=2)
     first, second = stock_lives(run, tmp_path, server, 1)
     assert first.saves[1].in_flight == (4, 5)
@@ -55,7 +55,7 @@ def test_stock_trainer_skips_the_tail_on_resume(server: AglServer, tmp_path: Pat
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_stock_trainer_drops_what_is_in_flight(server: AglServer, tmp_path: Path, step: int) -> None:
-    """C2 today: with A = 2B the tail is empty, and every resume loses B rows."""
+    """Today: with A = 2B the tail is empty, and every resume loses B rows."""
     run = settings("24/4/8")
     lives = stock_lives(run, tmp_path, server, step)
     assert len(lost_rows(uninterrupted(run, server), *lives)) == 4
@@ -63,14 +63,14 @@ def test_stock_trainer_drops_what_is_in_flight(server: AglServer, tmp_path: Path
 
 @pytest.mark.skipif(not SKIPS_LOADER_AT_MULTIPLES, reason="VERL 0.7.1 always loads the loader state")
 def test_stock_trainer_replays_the_epoch_when_steps_divide(server: AglServer, tmp_path: Path) -> None:
-    """C4 today: 3 optimizer steps divide by the loader length 3, so the first epoch starts over, in its old order."""
+    """Today: 3 optimizer steps divide by the loader length 3, so the first epoch starts over, in its old order."""
     run = settings("12/4/6", shuffle=True, epochs=2)
     first, second = stock_lives(run, tmp_path, server, 3)
     assert second.pulls[4] == first.pulls[1]
 
 
 def test_stock_trainer_runs_on_after_the_end(server: AglServer, tmp_path: Path) -> None:
-    """C8 today: a finished run, started again, trains a step more, because the epoch starts at 0."""
+    """Today: a finished run, started again, trains a step more, because the epoch starts at 0."""
     run = settings("12/4/12")
     first = run_life(run, tmp_path, server.url, trainer_cls=stock_trainer())
     again = run_life(run, tmp_path, server.url, trainer_cls=stock_trainer())
@@ -81,7 +81,7 @@ def test_stock_trainer_runs_on_after_the_end(server: AglServer, tmp_path: Path) 
 
 
 def test_stock_trainer_goes_back_to_row_0_with_a_full_tail(server: AglServer, tmp_path: Path) -> None:
-    """C14 today: the tail of 10/4/7 holds the last row of the epoch, and the resumed run starts at row 0."""
+    """Today: the tail of 10/4/7 holds the last row of the epoch, and the resumed run starts at row 0."""
     run = settings("10/4/7")
     first, second = stock_lives(run, tmp_path, server, 1)
     assert first.saves[1].buffered == (7,)

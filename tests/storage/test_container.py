@@ -282,7 +282,7 @@ def test_newer_version_names_both(tmp_path: Path) -> None:
 
 
 def test_unknown_extra_fields_are_ignored(tmp_path: Path) -> None:
-    """C26: a later writer of the same version may say more."""
+    """A later writer of the same version may say more."""
     path = forge(tmp_path / "state.pt", dump(fields(mood="good", more={"a": [1, None]})))
     assert verify(path).global_step == 7
 

@@ -84,7 +84,7 @@ def test_plain_torch_opens_the_file(step_dir: Path, mmap: bool) -> None:
 
 
 def test_tail_of_a_large_batch_makes_a_small_file(step_dir: Path) -> None:
-    """C32: one row of 512 x 4096 int64 takes tens of KB, not 16 MB."""
+    """One row of 512 x 4096 int64 takes tens of KB, not 16 MB."""
     batch = {"input_ids": torch.zeros(512, 4096, dtype=torch.int64)[:1]}
     path = commit_state(small_state(buffered_batch=batch), step_dir)
     assert path.stat().st_size < 50_000
@@ -119,7 +119,7 @@ def test_any_altered_byte_or_cut_is_found_before_unpickling(step_dir: Path, monk
 
 @pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("input_state_*.pt")))
 def test_golden_file_loads(name: str) -> None:
-    """C26, C34: files that were written once, under numpy 1 and numpy 2, hold the sample state for ever."""
+    """Files that were written once, under numpy 1 and numpy 2, hold the sample state for ever."""
     assert_same(load_state(GOLDEN / name), sample_state())
 
 
@@ -133,7 +133,7 @@ def test_golden_files_are_of_the_current_version() -> None:
 def test_other_version_is_refused_by_both_numbers(
     step_dir: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """C26: a file from an older package, and from a newer one."""
+    """A file from an older package, and from a newer one."""
     with monkeypatch.context() as patch:
         for module in (trailer, storage):
             patch.setattr(module, "FORMAT_VERSION", version)
@@ -144,7 +144,7 @@ def test_other_version_is_refused_by_both_numbers(
 
 
 def test_unknown_extra_keys_are_ignored(step_dir: Path) -> None:
-    """C26: at the top and inside."""
+    """At the top and inside."""
     payload = state_codec.encode_state(sample_state())
     payload["novelty"] = [1]
     payload["fingerprint"]["novelty"] = {"a": torch.ones(1)}
@@ -254,7 +254,7 @@ def test_wrong_or_missing_part_is_damage(key: str, value: Any) -> None:
 
 
 def test_mode_follows_the_umask_as_data_pt_does(step_dir: Path) -> None:
-    """C25: 022 and 027."""
+    """022 and 027."""
     for mask in (0o022, 0o027):
         old = os.umask(mask)
         try:
@@ -266,7 +266,7 @@ def test_mode_follows_the_umask_as_data_pt_does(step_dir: Path) -> None:
 
 
 def test_symbolic_links_are_kept(tmp_path: Path) -> None:
-    """C25: a linked output folder, step folder and file; the temp file lives beside the real file."""
+    """A linked output folder, step folder and file; the temp file lives beside the real file."""
     disk = tmp_path / "disk"
     disk.mkdir()
     (tmp_path / "out").symlink_to(disk)
@@ -563,7 +563,7 @@ def test_full_disk_leaves_the_old_step(tiny_disk: Path) -> None:
 
 
 def test_read_only_disk_is_a_clear_error(tiny_disk: Path) -> None:
-    """C25: for a new step and for an old one."""
+    """For a new step and for an old one."""
     old_step(tiny_disk / "global_step_3")
     subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
     for step in (3, 4):
@@ -591,7 +591,7 @@ commit_state(small_state(run_id="new"), Path(sys.argv[1]))
 
 @pytest.mark.parametrize("name", ["write", "fsync", "rename"])
 def test_killed_writer_leaves_the_old_file_and_a_temp_that_is_cleaned(step_dir: Path, name: str) -> None:
-    """C25: SIGKILL in the middle; the next start removes the leftover, from the output folder too."""
+    """SIGKILL in the middle; the next start removes the leftover, from the output folder too."""
     before = old_step(step_dir)
     done = subprocess.run([sys.executable, "-c", KILLED, str(step_dir), name], check=False, timeout=120)
     assert done.returncode == -9

@@ -308,7 +308,7 @@ def test_request_that_was_not_seen_is_made_from_the_input() -> None:
 
 
 def test_room_bounds_what_is_admitted_and_the_rest_waits() -> None:
-    """C7: the oldest first; the others are part of every checkpoint while they wait."""
+    """The oldest first; the others are part of every checkpoint while they wait."""
     in_flight = InFlight()
     groups = [row_group(row, step=1 + row // 2) for row in range(6)]
     in_flight.restore(groups, group_size=2)

@@ -131,7 +131,7 @@ def test_more_complete_groups_than_a_step_trains_wait_for_the_next(server: AglSe
 @ALIVE
 @pytest.mark.parametrize("a", [8, 5])
 def test_lowered_a_makes_groups_wait_and_drops_none(server: AglServer, tmp_path: Path, alive: bool, a: int) -> None:
-    """C7: eight groups in flight, room for A - 1; killed again while some wait; admitted oldest first, all trained."""
+    """Eight groups in flight, room for A - 1; killed again while some wait; admitted oldest first, all trained."""
     run = settings("40/4/12", rollout_n=2)
     plan = SiblingPlan(early={5: 1, 9: 1, 10: 1})
     truth = uninterrupted(run, server, plan)

@@ -91,7 +91,7 @@ PAIRS = [
 def test_pass_continues_under_another_number_of_workers(
     before: int, now: int, shuffle: bool, positions: tuple[int, ...]
 ) -> None:
-    """C18: at any place of a pass the rest of it is the same, and then comes the next.
+    """At any place of a pass the rest of it is the same, and then comes the next.
 
     The order of a later pass is what a loader with the new number of workers draws from the generator where this pass
     has left it.
