@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from agl_async_ckpt.agl import internals
 from agl_async_ckpt.exceptions import CheckpointNotFoundError
 from agl_async_ckpt.folder.decision import MAX_LISTED, Decision, decide_latest
 from agl_async_ckpt.folder.steps import list_steps
@@ -15,12 +16,12 @@ from agl_async_ckpt.storage.layout import parse_step
 log = logging.getLogger(__name__)
 
 
-def output_folder(trainer: Any) -> Path:
+def output_folder(trainer: internals.Trainer) -> Path:
     """The absolute `trainer.default_local_dir`."""
     return Path(os.path.abspath(trainer.config.trainer.default_local_dir))  # noqa: PTH100 - keeps symlinks
 
 
-def locate(trainer: Any) -> Path | None:
+def locate(trainer: internals.Trainer) -> Path | None:
     """Decide the `global_step_<N>` folder to resume from; None to start from scratch.
 
     Raises:
@@ -30,7 +31,7 @@ def locate(trainer: Any) -> Path | None:
     return follow(decide(trainer))
 
 
-def decide(trainer: Any) -> Decision:
+def decide(trainer: internals.Trainer) -> Decision:
     """Decide where a start begins, without acting on it.
 
     Raises:
@@ -57,7 +58,7 @@ def follow(decision: Decision) -> Path | None:
     return decision.step_dir
 
 
-def verl_choice(trainer: Any) -> Path | None:
+def verl_choice(trainer: internals.Trainer) -> Path | None:
     """Return the folder that VERL itself would resume from, without a word about what it could not follow."""
     section = trainer.config.trainer
     if section.resume_mode == "resume_path":

@@ -53,7 +53,7 @@ class Recorder:
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: internals.Trainer,
         output_dir: Path,
         *,
         resume: ResumeKind,
@@ -116,7 +116,7 @@ class Recorder:
 
     # --- what the trainer does --------------------------------------------------------------------------------------
 
-    def pulled(self, trainer: Any, batch: Any) -> None:
+    def pulled(self, trainer: internals.Trainer, batch: Any) -> None:
         """Note what one pull of a step has brought: `batch`, of which the buffered rows come first."""
         num_known = len(self._buffered)
         buffered = internals.buffered_batch(trainer)
@@ -156,7 +156,7 @@ class Recorder:
                 self._names[data_id] = names[place]
         self._completed = [*(self._completed or ()), *done]
 
-    def step_done(self, trainer: Any, in_flight: Sequence[Any], result: Any) -> None:
+    def step_done(self, trainer: internals.Trainer, in_flight: Sequence[Any], result: Any) -> None:
         """Write the line of a step, if the trainer has shown what it trained.
 
         Args:

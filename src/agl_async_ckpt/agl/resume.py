@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME, parse_step
 log = logging.getLogger(__name__)
 
 
-def load_checkpoint(trainer: Any, session: Session, verl_load: Callable[[], Any]) -> Any:
+def load_checkpoint(trainer: internals.Trainer, session: Session, verl_load: Callable[[], Any]) -> Any:
     """Load a checkpoint, or begin a run, so that the input stream continues where it was saved.
 
     Args:
@@ -89,7 +89,7 @@ def _begin_branch(folder: Path, own_step: Path | None, step_dir: Path | None) ->
     return begin_branch(read_branch(folder) or (), base, origin, existing)
 
 
-def _load_for_evaluation(trainer: Any, session: Session, verl_load: Callable[[], Any]) -> Any:
+def _load_for_evaluation(trainer: internals.Trainer, session: Session, verl_load: Callable[[], Any]) -> Any:
     """Load the model that VERL would load, whatever has become of the input position beside it.
 
     Only where VERL finds no step, and may die of that, the step that a training would resume from.
@@ -107,7 +107,9 @@ def _load_for_evaluation(trainer: Any, session: Session, verl_load: Callable[[],
         return verl_load()
 
 
-def _begin_ledger(trainer: Any, session: Session, step_dir: Path | None, state: InputState | None, fits: bool) -> None:
+def _begin_ledger(
+    trainer: internals.Trainer, session: Session, step_dir: Path | None, state: InputState | None, fits: bool
+) -> None:
     """Note in the ledger what this life begins with."""
     rows: int | None = 0
     num_ahead = 0
@@ -126,7 +128,7 @@ def _begin_ledger(trainer: Any, session: Session, step_dir: Path | None, state: 
     )
 
 
-def _begin_plain_ledger(trainer: Any, session: Session) -> None:
+def _begin_plain_ledger(trainer: internals.Trainer, session: Session) -> None:
     """Likewise where VERL alone has loaded."""
     step_dir = verl_choice(trainer) if trainer.global_steps else None
     kind: ResumeKind = "none"
@@ -143,7 +145,7 @@ def _rows_of(loader_state: Mapping[str, Any] | None) -> int | None:
     return internals.rows_yielded(loader_state)
 
 
-def _enter(trainer: Any, session: Session, folder: Path) -> None:
+def _enter(trainer: internals.Trainer, session: Session, folder: Path) -> None:
     """Keep other trainers out of the output folder before anything in it is looked at."""
     try:
         if not folder.is_dir():
@@ -168,7 +170,7 @@ def _verified_state(session: Session, step_dir: Path) -> InputState | None:
     return check.state
 
 
-def _fits(trainer: Any, session: Session, state: InputState, step_dir: Path) -> bool:
+def _fits(trainer: internals.Trainer, session: Session, state: InputState, step_dir: Path) -> bool:
     """Whether a state may be put back; False if it does not fit this run and is to be dropped.
 
     Raises:
@@ -200,7 +202,7 @@ def _check_legacy(session: Session, step_dir: Path) -> None:
     log.warning("%s", plain_step_text(step_dir))
 
 
-def _put_back(trainer: Any, session: Session, state: InputState, step_dir: Path, reason: str) -> None:
+def _put_back(trainer: internals.Trainer, session: Session, state: InputState, step_dir: Path, reason: str) -> None:
     if trainer.global_steps != state.global_step:
         raise StateMismatchError(
             f"VERL loaded another step than the input state in {step_dir}.",
@@ -222,13 +224,13 @@ def _put_back(trainer: Any, session: Session, state: InputState, step_dir: Path,
         log.warning("%s", dropped)
 
 
-def _loads_from_hdfs(trainer: Any) -> bool:
+def _loads_from_hdfs(trainer: internals.Trainer) -> bool:
     """Whether VERL will refuse the start: it does not load from HDFS. A start from scratch loads nothing."""
     section = trainer.config.trainer
     return section.default_hdfs_dir is not None and section.resume_mode != "disable"
 
 
-def _guard_inactive(trainer: Any, session: Session) -> None:
+def _guard_inactive(trainer: internals.Trainer, session: Session) -> None:
     """Refuse to skip saved inputs silently when the position will not be put back."""
     if _loads_from_hdfs(trainer):
         return
@@ -265,26 +267,19 @@ def _guard_inactive(trainer: Any, session: Session) -> None:
     )
 
 
-@contextmanager
-def _resume_from(trainer: Any, step_dir: Path | None) -> Iterator[None]:
+def _resume_from(trainer: internals.Trainer, step_dir: Path | None) -> AbstractContextManager[None]:
     """Have VERL's load take exactly `step_dir`: it parses paths and trackers less tolerantly than `locate`."""
-    section = trainer.config.trainer
-    saved = {key: section[key] for key in ("resume_mode", "resume_from_path", "default_local_dir")}
     if step_dir is None:
-        section.resume_mode = "disable"
+        values = {"resume_mode": "disable"}
     else:
-        section.resume_mode, section.resume_from_path = "resume_path", str(step_dir)
+        values = {"resume_mode": "resume_path", "resume_from_path": str(step_dir)}
         if isinstance(read_tracker(output_folder(trainer)), TrackerProblem):
             # VERL reads the output folder's tracker even for an explicit path, and dies in int() on a torn one.
-            section.default_local_dir = str(step_dir)
-    try:
-        yield
-    finally:
-        for key, value in saved.items():
-            section[key] = value
+            values["default_local_dir"] = str(step_dir)
+    return internals.overridden(trainer.config.trainer, **values)
 
 
-def _follow(trainer: Any, step_dir: Path) -> None:
+def _follow(trainer: internals.Trainer, step_dir: Path) -> None:
     """Have the tracker name the step of this folder that the training goes on from, now that it is verified.
 
     After going back by `resume_path` too: until the first save an automatic start would take the step that was left.

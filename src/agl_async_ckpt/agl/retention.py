@@ -46,10 +46,8 @@ class Retention:
         self._warned: set[Path] = set()
 
     @contextmanager
-    def during_save(self, trainer: Any) -> Iterator[None]:
+    def during_save(self, trainer: internals.Trainer) -> Iterator[None]:
         """Have VERL's workers remove nothing that must stay, for the time of a save."""
-        from omegaconf import open_dict
-
         section, step = trainer.config.trainer, int(trainer.global_steps)
         self._sealed.discard(step)
         self._make_room(trainer)
@@ -63,24 +61,16 @@ class Retention:
             changed[KEEP_KEYS[role]] = len(known) + 1 - num_removed[role] if num_removed[role] else None
         if section.get(DEPRECATED_KEEP_ONE, False):
             changed[DEPRECATED_KEEP_ONE] = False
-        before = {key: section[key] for key in changed if key in section}
-        with open_dict(section):
-            section.update(changed)
         try:
-            yield
+            with internals.overridden(section, **changed):
+                yield
             for role, number in num_removed.items():
                 del self._known_to_verl[role][:number]
         finally:
             for role in numbers:
                 self._known_to_verl[role].append(step)
-            with open_dict(section):
-                for key in changed:
-                    if key in before:
-                        section[key] = before[key]
-                    else:
-                        del section[key]
 
-    def _kept_while_saving(self, trainer: Any, role: str, number: int) -> set[int]:
+    def _kept_while_saving(self, trainer: internals.Trainer, role: str, number: int) -> set[int]:
         """Steps whose models VERL must keep while it saves one, of those that it knows.
 
         Where the driver sees the models, it removes them after the save, and VERL keeps as many as the run does beside
@@ -98,7 +88,7 @@ class Retention:
         beside = sorted((self._sealed & set(known)) - {step}, reverse=True)[:num_beside]
         return {step, *beside, *(other for other in known if _must_stay(trainer, folder / step_name(other)))}
 
-    def after_seal(self, trainer: Any) -> None:
+    def after_seal(self, trainer: internals.Trainer) -> None:
         """Note that the step is sealed, and remove the models beyond the number to keep.
 
         What cannot be removed, or looked at, takes up space; it is no reason to end a training that has saved.
@@ -114,13 +104,13 @@ class Retention:
         if not seal.async_save:
             self._remove_surplus(trainer, numbers)
 
-    def _make_room(self, trainer: Any) -> None:
+    def _make_room(self, trainer: internals.Trainer) -> None:
         """Before a save, remove the model that goes after it anyway: a disk that is enough for VERL alone is enough."""
         if not internals.saves_asynchronously(trainer):
             numbers = numbers_to_keep(trainer)
             self._remove_surplus(trainer, {role: max(1, number - 1) for role, number in numbers.items()})
 
-    def _remove_surplus(self, trainer: Any, numbers: dict[str, int]) -> None:
+    def _remove_surplus(self, trainer: internals.Trainer, numbers: dict[str, int]) -> None:
         """Remove models beyond `numbers`, without the step that is being saved if that is to be built anew."""
         if not numbers:
             return
@@ -143,7 +133,7 @@ class Retention:
                 self._warned.add(info.path)
 
 
-def numbers_to_keep(trainer: Any) -> dict[str, int]:
+def numbers_to_keep(trainer: internals.Trainer) -> dict[str, int]:
     """How many models of each role the run keeps, as VERL reads it; without a role of which it keeps all."""
     section = trainer.config.trainer
     keeps_one = bool(section.get(DEPRECATED_KEEP_ONE, False))
@@ -191,7 +181,7 @@ def _stands(info: StepInfo, role: str) -> bool:
     return not seal_problems(info.seal, info.path, info.trailer, hashes=False, models=[role])
 
 
-def _must_stay(trainer: Any, step_dir: Path) -> bool:
+def _must_stay(trainer: internals.Trainer, step_dir: Path) -> bool:
     """Whether a step is the one that `trainer.resume_from_path` names, or a link.
 
     The next start with these settings begins at that step again; what a link leads to may be an archive.
@@ -199,7 +189,7 @@ def _must_stay(trainer: Any, step_dir: Path) -> bool:
     section = trainer.config.trainer
     if step_dir.is_symlink():
         return True
-    return section.resume_mode == "resume_path" and os.path.realpath(section.resume_from_path) == os.path.realpath(
+    return section.resume_mode == "resume_path" and os.path.realpath(str(section.resume_from_path)) == os.path.realpath(
         step_dir
     )
 

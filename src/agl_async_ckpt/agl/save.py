@@ -24,7 +24,7 @@ from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME
 log = logging.getLogger(__name__)
 
 
-def take_state(trainer: Any, session: Session) -> InputState:
+def take_state(trainer: internals.Trainer, session: Session) -> InputState:
     """Read the input position of a trainer that has finished `trainer.global_steps` steps."""
     assert session.run is not None, "the run's identity is set by _load_checkpoint"
     rng = session.pending_rng or internals.rng_state()  # before the loader's state, which may draw a seed
@@ -47,7 +47,7 @@ def take_state(trainer: Any, session: Session) -> InputState:
     )
 
 
-def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]) -> Any:
+def save_checkpoint(trainer: internals.Trainer, session: Session, verl_save: Callable[[], Any]) -> Any:
     """Commit the input position, let VERL save, seal both.
 
     Args:
@@ -109,7 +109,7 @@ def save_checkpoint(trainer: Any, session: Session, verl_save: Callable[[], Any]
     return result
 
 
-def _save_evaluated(trainer: Any, step_dir: Path, verl_save: Callable[[], Any]) -> Any:
+def _save_evaluated(trainer: internals.Trainer, step_dir: Path, verl_save: Callable[[], Any]) -> Any:
     """Let a validation of the user's that saves do so in an evaluation; the position of that step stays what it was."""
     is_sealed = (step_dir / SEAL_NAME).exists()
     result = verl_save()

@@ -76,7 +76,7 @@ class Session:
     _left_alone = False
     """A drain has gone on with requests that hang."""
 
-    def __init__(self, trainer: Any, waiting: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, trainer: internals.Trainer, waiting: Callable[[], None] = lambda: None) -> None:
         """Validate settings and inputs.
 
         Args:
@@ -144,7 +144,7 @@ class Session:
         self.in_flight.run_id = run.run_id
         self._proof = ProofOfLife(output_dir, run.run_id, lambda: is_latest_life(output_dir, run))
 
-    def allow_adoption(self, trainer: Any, *, own_folder: bool) -> None:
+    def allow_adoption(self, trainer: internals.Trainer, *, own_folder: bool) -> None:
         """Decide what a resume may do on the server."""
         self.policy = Policy(
             own_folder=own_folder,
@@ -158,7 +158,7 @@ class Session:
 
     def open_ledger(
         self,
-        trainer: Any,
+        trainer: internals.Trainer,
         output_dir: Path,
         *,
         resume: ResumeKind,
@@ -218,7 +218,7 @@ class Session:
             log.warning("%s", error)
             self.ledger = None
 
-    def step_done(self, trainer: Any, result: Any) -> None:
+    def step_done(self, trainer: internals.Trainer, result: Any) -> None:
         """Write the ledger's line of a step, and see that this package's metrics are with it.
 
         Args:
@@ -231,7 +231,7 @@ class Session:
             self.ledger.step_done(trainer, in_flight, result)
         self.add_metrics(trainer, result)
 
-    def add_metrics(self, trainer: Any, result: Any) -> None:
+    def add_metrics(self, trainer: internals.Trainer, result: Any) -> None:
         """Add this package's metrics to those of a step, once.
 
         Args:
@@ -251,7 +251,7 @@ class Session:
 
     # --- pulling ----------------------------------------------------------------------------------------------------
 
-    def before_pull(self, trainer: Any) -> None:
+    def before_pull(self, trainer: internals.Trainer) -> None:
         """Admit waiting groups, leaving room for one new input."""
         self.in_loop = True
         if not self.active:
@@ -261,7 +261,7 @@ class Session:
         room = internals.async_batch_size(trainer) - 1
         internals.set_carry_over(trainer, in_flight.admit(internals.carry_over(trainer), room=room))
 
-    def check_first_pull(self, trainer: Any, batch: Any) -> None:
+    def check_first_pull(self, trainer: internals.Trainer, batch: Any) -> None:
         """Compare the first pull of a resume with the rows that were buffered; later ones are not looked at.
 
         Raises:
@@ -271,7 +271,7 @@ class Session:
             self.first_pull.check(batch, internals.buffered_batch(trainer))
             self.first_pull = None
 
-    def after_pull(self, trainer: Any, batch: Any) -> None:
+    def after_pull(self, trainer: internals.Trainer, batch: Any) -> None:
         """Note what was pulled; refuse rows that are not the saved ones, or that the next save could not carry.
 
         Raises:
@@ -290,7 +290,7 @@ class Session:
             with _refusing("the loader has"):
                 check_encodable(internals.loader_state(trainer), "its state")
 
-    def _check_own_states(self, trainer: Any) -> bool:
+    def _check_own_states(self, trainer: internals.Trainer) -> bool:
         """Refuse a state of a user's sampler or data set that no checkpoint could hold; return if there is any."""
         parts = internals.stateful_parts(trainer)
         for name, part in parts.items():
@@ -307,7 +307,7 @@ class Session:
         """Return the trainer's client of the server as it is to be used."""
         return PatientClient(client, self.patience) if self.active else client
 
-    def manager_class(self, trainer: Any, manager_cls: type) -> type:
+    def manager_class(self, trainer: internals.Trainer, manager_cls: type) -> type:
         """Return the manager class that works for this session."""
         if self.ledger is not None:
             manager_cls = noting_manager(manager_cls, self.ledger)
@@ -334,7 +334,7 @@ class Session:
             "put back, so its checkpoints hold none."
         )
 
-    def before_rollout(self, trainer: Any) -> None:
+    def before_rollout(self, trainer: internals.Trainer) -> None:
         """Before the first rollout of a start, close the way to a dead trainer's models.
 
         Raises:
@@ -346,7 +346,7 @@ class Session:
             agl_server.delete_models(internals.agl_client(trainer))
             self._server_reached = True
 
-    def count_stale(self, trainer: Any) -> None:
+    def count_stale(self, trainer: internals.Trainer) -> None:
         """Count the model requests that go to the dead trainer's endpoints: none of ours is registered yet.
 
         Later calls come when the gateway was drained of ours and our models are deleted: fewer may be left by then.
@@ -369,7 +369,7 @@ class Session:
         if self._proof is not None:
             self._proof.seen(date_header)
 
-    def settle(self, trainer: Any, manager: Any) -> None:
+    def settle(self, trainer: internals.Trainer, manager: internals.RolloutManager) -> None:
         """Have the server hold every active in-flight rollout; at the first call, decide about all of them."""
         in_flight = self.in_flight
         in_flight.default_config = internals.default_rollout_config(manager)
@@ -386,7 +386,7 @@ class Session:
         elif outcome.reclaimed:
             log.info("Removed %d rollouts of earlier starts of this run from the server.", len(outcome.reclaimed))
 
-    def _settle_first(self, trainer: Any, manager: Any) -> Outcome:
+    def _settle_first(self, trainer: internals.Trainer, manager: internals.RolloutManager) -> Outcome:
         in_flight = self.in_flight
         items = in_flight.everything(internals.carry_over(trainer))
         client = internals.agl_client(trainer)
@@ -398,7 +398,7 @@ class Session:
         agl_server.delete_rollouts(client, outcome.reclaimed)
         return outcome
 
-    def rerun(self, trainer: Any, manager: Any, rollout_id: str) -> str:
+    def rerun(self, trainer: internals.Trainer, manager: internals.RolloutManager, rollout_id: str) -> str:
         """Run a rollout again that failed, or brought nothing to train from, perhaps for want of a trainer or server.
 
         Returns:
@@ -420,7 +420,7 @@ class Session:
             self.report.outcome.rerun.append(rollout_id)
         return items[0].rollout_id
 
-    def lost(self, trainer: Any, manager: Any, rollout_id: str) -> str:
+    def lost(self, trainer: internals.Trainer, manager: internals.RolloutManager, rollout_id: str) -> str:
         """Deal with a server that does not know a rollout: it was restarted.
 
         Returns:
@@ -473,7 +473,7 @@ class Session:
         self._save_metrics = {f"{METRICS_PREFIX}/{name}": value for name, value in values.items()}
         self._step_metrics.update(self._save_metrics)
 
-    def metrics(self, trainer: Any) -> dict[str, float]:
+    def metrics(self, trainer: internals.Trainer) -> dict[str, float]:
         """Return the numbers of this step for the trainer's own metrics, with the counts of this life's resume."""
         groups = {item.data_id for item in self.in_flight.members(internals.carry_over(trainer))}
         values = {
@@ -485,7 +485,7 @@ class Session:
             values |= self.report.metrics()
         return {f"{METRICS_PREFIX}/{name}": value for name, value in values.items()} | self._save_metrics
 
-    def _announce(self, trainer: Any) -> None:
+    def _announce(self, trainer: internals.Trainer) -> None:
         versions = ", ".join(
             f"{name} {version}" for name, version in internals.written_by().items() if "agl-" not in name
         )

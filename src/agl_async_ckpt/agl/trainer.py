@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 FRAMEWORKS = ("agentlightning", "verl")
 
 
-def _follow_step(trainer: Any, train_step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _follow_step(trainer: CheckpointOverrides, train_step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Do one training step of `trainer`, and what goes before and after it."""
     session: Session = trainer._async_ckpt
     step_end: StepEnd = trainer._step_end
@@ -45,7 +45,7 @@ def _follow_step(trainer: Any, train_step: Callable[..., Any], *args: Any, **kwa
     return result
 
 
-def _train(trainer: Any, session: Session, train_step: Callable[[], Any]) -> Any:
+def _train(trainer: internals.Trainer, session: Session, train_step: Callable[[], Any]) -> Any:
     """Train a step; one that dies of prompt groups of the checkpoint is done again, with the inputs that come next.
 
     The trainer alone forgets at a restart what was in flight. Put back, inputs of which no agent ever makes a row would

@@ -22,7 +22,6 @@ from agentlightning.verl.dataset import LoadedDataset
 from omegaconf import OmegaConf
 
 from agl_async_ckpt.agl import activation, internals
-from agl_async_ckpt.agl.trainer import CheckpointOverrides
 from agl_async_ckpt.storage import layout
 from tests.contract import agl, bare_trainer, enqueued
 
@@ -82,37 +81,6 @@ def test_trainer_class_is_where_the_swap_looks_for_it() -> None:
     assert issubclass(vars(trainer_module)[activation.TRAINER_CLASS], RayPPOTrainer)
 
 
-OVERRIDDEN = {
-    "fit": (),
-    "_save_checkpoint": (),
-    "_load_checkpoint": (),
-    "_make_rollout_manager": ("manager_cls",),
-    "_rollout": ("gen_batch", "is_train"),
-    "_ensure_agl_client": (),
-    "_pause_and_drain_gateway": ("reason",),
-    "_next_train_batch_dict_for_rollout": (),
-    "_next_train_batch_dict_with_size": ("size",),
-    "_train_step": ("timing_raw", "curr_step_profile"),
-    "_validate": ("merged",),
-}
-
-
-def test_every_override_is_under_contract() -> None:
-    """The list above is what the trainer extension overrides."""
-    overrides = {name for name, value in vars(CheckpointOverrides).items() if callable(value) and name[:2] != "__"}
-    assert overrides == set(OVERRIDDEN)
-
-
-@pytest.mark.parametrize(("name", "parameters"), OVERRIDDEN.items())
-def test_overridden_method_has_the_known_signature(name: str, parameters: tuple[str, ...]) -> None:
-    """A method that is renamed or called otherwise would leave the override unused, or break the call through it."""
-    method = getattr(Trainer, name, None)
-    assert method is not None, agl(f"the trainer has a method {name}", "trainer.py")
-    assert tuple(inspect.signature(method).parameters)[1:] == parameters, agl(
-        f"{name} takes {parameters}", "trainer.py"
-    )
-
-
 @pytest.mark.parametrize(
     ("caller", "callee"),
     [
@@ -133,14 +101,6 @@ def test_overridden_method_is_called_where_expected(caller: str, callee: str) ->
     """An override that nothing calls does nothing."""
     called = first_line(code_of(getattr(Trainer, caller)), f"self.{callee}(")
     assert called, agl(f"{caller} calls self.{callee}", "trainer.py")
-
-
-@pytest.mark.parametrize("name", ["is_async", "epoch", "_carry_over_rollouts", "_train_dataloader_iter", "_agl_client"])
-def test_trainer_declares_the_attributes_that_are_read(name: str) -> None:
-    """`_train_dataloader_buf` is the one that no version declares: it is read with a default."""
-    assert first_line(code_of(Trainer.__init__), f"self.{name}"), agl(
-        f"__init__ sets {name}", "agl/internals/trainer.py"
-    )
 
 
 def test_buffer_is_reset_neither_by_init_nor_by_fit() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from agentlightning.verl import trainer as trainer_module
 from agentlightning.verl.agl_rollout_manager import (
     AglAsyncRolloutManager,
-    AglRolloutManager,
     EnqueuedRollout,
 )
 from omegaconf import OmegaConf
@@ -306,32 +304,3 @@ def test_hooks_post_through_the_managers_method() -> None:
     helper.flush(SimpleNamespace(_post_event=lambda *event: posted.append(event)))  # type: ignore[arg-type]
     [(rollout_id, attempt_id, event)] = posted
     assert (rollout_id, attempt_id, event.event_type, event.data) == ("id", "0", "reward", {"value": 1.0})
-
-
-@pytest.mark.parametrize("cls", [AglAsyncRolloutManager, AglRolloutManager])
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("register_model", ["server_addresses"]),
-        ("_get_rollout", ["rollout_id"]),
-        ("_delete_rollout", ["rollout_id"]),
-        ("_post_event", ["rollout_id", "attempt_id", "event"]),
-        ("_fetch_rollout_events", ["rollout_id"]),
-        ("_run_succeeded_hook", ["rollout"]),
-        ("_run_failed_hook", ["rollout"]),
-    ],
-)
-def test_managers_method_has_the_known_signature(cls: type, name: str, parameters: list[str]) -> None:
-    """They are overridden or called."""
-    method: Callable[..., Any] = getattr(cls, name)
-    assert list(inspect.signature(method).parameters)[1:] == parameters, agl(
-        f"{name} takes {parameters}", "rollout_manager.py"
-    )
-
-
-def test_managers_event_reader_takes_its_filters_by_keyword() -> None:
-    """The override passes them on; the first argument is the id."""
-    first, *others = list(inspect.signature(AglAsyncRolloutManager._get_events).parameters.values())[1:]
-    assert first.name == "rollout_id"
-    assert {item.kind for item in others} == {inspect.Parameter.KEYWORD_ONLY}, agl("_get_events", "rollout_manager.py")
-    assert {"event_type", "format"} <= {item.name for item in others}

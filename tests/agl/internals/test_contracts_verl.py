@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,8 @@ def torchdata(what: str) -> str:
 @pytest.mark.parametrize(
     "key",
     [
-        "trainer.default_local_dir",
-        "trainer.default_hdfs_dir",
-        "trainer.resume_mode",
-        "trainer.resume_from_path",
         "trainer.total_epochs",
         "trainer.val_only",
-        "trainer.save_freq",
         "trainer.esi_redundant_time",
         "data.train_batch_size",
         "data.shuffle",
@@ -170,13 +164,6 @@ def test_load_dies_of_a_torn_tracker_even_for_an_explicit_path(tmp_path: Path) -
     trainer = verl_trainer(tmp_path, resume_mode="resume_path", resume_from_path=str(folder))
     with pytest.raises(ValueError, match="invalid literal for int"):
         trainer._load_checkpoint()
-
-
-def test_loader_exists_when_the_trainer_is_built() -> None:
-    """Sampler and dataset are checked right after `__init__`, before any worker is started."""
-    source = inspect.getsource(RayPPOTrainer.__init__)
-    assert "self._create_dataloader(" in source, verl("__init__ makes the loaders", "session.py")
-    assert "self.use_critic" in source, verl("__init__ sets use_critic", "save.py")
 
 
 # --- loader -------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def delete_rollouts(client: Any, rollout_ids: Iterable[str]) -> None:
         list(pool.map(delete, rollout_ids))
 
 
-def create_rollouts(manager: Any, requests: list[dict[str, Any]]) -> None:
+def create_rollouts(manager: internals.RolloutManager, requests: list[dict[str, Any]]) -> None:
     """Create rollouts under the ids that the requests carry.
 
     Raises:

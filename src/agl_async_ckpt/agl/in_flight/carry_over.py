@@ -220,7 +220,7 @@ class InFlight:
         self.waiting = in_order[room:]
         return [item for group in in_order[:room] for item in group]
 
-    def create_missing(self, enqueued: Iterable[Any], manager: Any) -> list[str]:
+    def create_missing(self, enqueued: Iterable[Any], manager: internals.RolloutManager) -> list[str]:
         """Create on the server those of `enqueued` that it has to be given, under new ids.
 
         The items are changed in place: the manager's loop, if it runs already, holds the same objects.

@@ -23,7 +23,7 @@ from agl_async_ckpt.agl.in_flight.settle import is_whole
 log = logging.getLogger(__name__)
 
 
-def active_rollouts(trainer: Any, manager: Any) -> list[Any]:
+def active_rollouts(trainer: internals.Trainer, manager: Any) -> list[Any]:
     """Return the `EnqueuedRollout`s that the trainer carries and that the manager has created in this step."""
     carried = internals.carry_over(trainer)
     ids = {item.rollout_id for item in carried}
@@ -66,7 +66,12 @@ def is_new_server(in_flight: InFlight, records: Mapping[str, Mapping[str, Any]])
 
 
 def recover(
-    trainer: Any, manager: Any, in_flight: InFlight, *, absence: str | None, forget: Callable[[], None]
+    trainer: internals.Trainer,
+    manager: internals.RolloutManager,
+    in_flight: InFlight,
+    *,
+    absence: str | None,
+    forget: Callable[[], None],
 ) -> None:
     """Have a server that has lost rollouts hold what is waited for.
 

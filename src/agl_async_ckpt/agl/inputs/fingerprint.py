@@ -32,7 +32,7 @@ class Difference:
     reason: str = ""
 
 
-def take_fingerprint(trainer: Any) -> Fingerprint:
+def take_fingerprint(trainer: internals.Trainer) -> Fingerprint:
     """Read the fingerprint of this run's dataset, sampler and loader."""
     data = trainer.config.data
     loader = trainer.train_dataloader

@@ -22,7 +22,7 @@ NEXT_ROWS = "next rows of the epoch"
 NUM_NEXT_ROWS = 8
 
 
-def loader_differences(trainer: Any, state: InputState) -> list[Difference]:
+def loader_differences(trainer: internals.Trainer, state: InputState) -> list[Difference]:
     """List changes of the loader's settings that this loader state does not allow; empty if the resume is exact."""
     loader = trainer.train_dataloader
     changes = [
@@ -38,13 +38,15 @@ def loader_differences(trainer: Any, state: InputState) -> list[Difference]:
     return [Difference(name, saved, current, obstacle) for name, saved, current in changes if saved != current]
 
 
-def with_next_rows(trainer: Any, fingerprint: Fingerprint, loader_state: Mapping[str, Any]) -> Fingerprint:
+def with_next_rows(
+    trainer: internals.Trainer, fingerprint: Fingerprint, loader_state: Mapping[str, Any]
+) -> Fingerprint:
     """Return the fingerprint of a save: with the rows that the loader would hand out next."""
     rows = internals.next_rows(trainer, loader_state, NUM_NEXT_ROWS)
     return fingerprint if rows is None else replace(fingerprint, recorded={**fingerprint.recorded, NEXT_ROWS: rows})
 
 
-def order_differences(trainer: Any, state: InputState) -> list[Difference]:
+def order_differences(trainer: internals.Trainer, state: InputState) -> list[Difference]:
     """List the rows that come next, if this torch draws others from the saved generator than the one that saved it.
 
     To be asked where nothing else differs: another data set has another order anyway.
@@ -60,7 +62,7 @@ def order_differences(trainer: Any, state: InputState) -> list[Difference]:
     return [Difference(NEXT_ROWS, saved, current, reason)]
 
 
-def open_loader(trainer: Any, state: InputState) -> Batch | None:
+def open_loader(trainer: internals.Trainer, state: InputState) -> Batch | None:
     """Open the training loader at the saved position.
 
     With another batch size the rows that the saved run would still have taken of the pass need not fill the new
@@ -93,7 +95,7 @@ def open_loader(trainer: Any, state: InputState) -> Batch | None:
     return buffered
 
 
-def rows_to_read_ahead(trainer: Any, state: InputState) -> int:
+def rows_to_read_ahead(trainer: internals.Trainer, state: InputState) -> int:
     """Return how many of the rows that the saved run would still take of the pass do not fill a batch of this run."""
     loader = trainer.train_dataloader
     saved_batch = _saved(state, LOADER_BATCH, loader.batch_size)

@@ -1,8 +1,9 @@
 """The only place that touches private attributes of agent-lightning, VERL and torchdata (overridden methods aside).
 
-Each access says why there is no public way. `tests/verl/test_contracts*.py` fail clearly when a version changes one.
+Each access says why there is no public way. `tests/agl/internals` fail clearly when a version changes one.
 """
 
+from agl_async_ckpt.agl.internals.configs import overridden
 from agl_async_ckpt.agl.internals.dataset import index_values, stored_table
 from agl_async_ckpt.agl.internals.loader import (
     TORCHDATA_STATES,
@@ -27,6 +28,7 @@ from agl_async_ckpt.agl.internals.process import (
     set_rng_state,
     written_by,
 )
+from agl_async_ckpt.agl.internals.protocols import Config, RolloutManager, Trainer, TrainerSection, methods_of
 from agl_async_ckpt.agl.internals.rollouts import (
     ROLLOUTS_URL,
     default_rollout_config,
@@ -62,4 +64,4 @@ from agl_async_ckpt.agl.internals.verl import (
     saves_asynchronously,
     step_folder,
 )
-from agl_async_ckpt.agl.internals.versions import OF_THE_MANAGER, OF_THE_TRAINER, TESTED, require_known_versions
+from agl_async_ckpt.agl.internals.versions import TESTED, require_known_versions

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agl_async_ckpt.agl.internals.protocols import Trainer
 from agl_async_ckpt.exceptions import ActivationError, StateMismatchError
 
 TORCHDATA_STATES = "0.11"
@@ -21,7 +22,7 @@ _MAIN_KEYS = (
 """What a torchdata 0.11 state says about the sampler, with and without workers."""
 
 
-def loader_state(trainer: Any) -> dict[str, Any]:
+def loader_state(trainer: Trainer) -> dict[str, Any]:
     """`StatefulDataLoader.state_dict()` of the training loader."""
     return trainer.train_dataloader.state_dict()
 
@@ -39,7 +40,7 @@ def rows_yielded(state: Mapping[str, Any]) -> int | None:
     return int(sampler_state["samples_yielded"])
 
 
-def next_rows(trainer: Any, state: Mapping[str, Any], num: int) -> list[int] | None:
+def next_rows(trainer: Trainer, state: Mapping[str, Any], num: int) -> list[int] | None:
     """Data set rows that the loader hands out next in its pass, as this torch draws them; None if it cannot be told.
 
     A state holds the generator and not the order: another torch could draw another order from it.
@@ -70,7 +71,7 @@ def next_rows(trainer: Any, state: Mapping[str, Any], num: int) -> list[int] | N
     return torch.randperm(num_rows, generator=generator)[rows : rows + num].tolist()
 
 
-def _order_in_use(trainer: Any, generator_state: Any) -> list[int] | None:
+def _order_in_use(trainer: Trainer, generator_state: Any) -> list[int] | None:
     """The order that the loader's open iterator has drawn from this generator; None if it has none.
 
     A save would draw it again otherwise, which grows with the data set. torchdata has no public reader for it.
@@ -84,7 +85,7 @@ def _order_in_use(trainer: Any, generator_state: Any) -> list[int] | None:
     return order.perm
 
 
-def loaded_loader_state(trainer: Any) -> Mapping[str, Any] | None:
+def loaded_loader_state(trainer: Trainer) -> Mapping[str, Any] | None:
     """The loader state that VERL has loaded and that no iterator has taken up yet; None if it has loaded none.
 
     `state_dict()` would open the iterator, and with it draw from torch's generator.
@@ -92,7 +93,7 @@ def loaded_loader_state(trainer: Any) -> Mapping[str, Any] | None:
     return trainer.train_dataloader.next_iter_state
 
 
-def is_exhausted(trainer: Any, state: Mapping[str, Any]) -> bool:
+def is_exhausted(trainer: Trainer, state: Mapping[str, Any]) -> bool:
     """Whether the last batch of the pass was handed out, whether or not StopIteration was seen."""
     loader = trainer.train_dataloader
     rows = rows_yielded(state)
@@ -162,7 +163,7 @@ def _main_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return state["_snapshot"]["_main_snapshot"] if "_snapshot" in state else state
 
 
-def restore_loader(trainer: Any, state: Mapping[str, Any]) -> None:
+def restore_loader(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """Put the loader at a saved position and open its iterator there.
 
     Opening it at once makes torchdata refuse a state that does not fit here, before the first step, and keeps its
@@ -183,7 +184,7 @@ def restore_loader(trainer: Any, state: Mapping[str, Any]) -> None:
         ) from error
 
 
-def reset_loader(trainer: Any) -> None:
+def reset_loader(trainer: Trainer) -> None:
     """Let the next pull begin a new pass at its first row, whatever was loaded before.
 
     `load_state_dict({})` drops the iterator but keeps a state that waits in `next_iter_state`.
@@ -193,7 +194,7 @@ def reset_loader(trainer: Any) -> None:
     trainer._train_dataloader_iter = None
 
 
-def require_stateful_sampler(trainer: Any) -> None:
+def require_stateful_sampler(trainer: Trainer) -> None:
     """Refuse a sampler whose order cannot be put back.
 
     torchdata saves the state of a sampler (or of its iterator) that has `state_dict`; any other it fast-forwards
@@ -218,7 +219,7 @@ def require_stateful_sampler(trainer: Any) -> None:
     )
 
 
-def stateful_parts(trainer: Any) -> dict[str, Any]:
+def stateful_parts(trainer: Trainer) -> dict[str, Any]:
     """The user's sampler and data set where they put a state of their own into that of the loader, by name.
 
     They can be asked for it: the loader's `state_dict()` would open the iterator, and with it draw an order.

@@ -9,8 +9,8 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
+from agl_async_ckpt.agl.internals.protocols import Trainer
 from agl_async_ckpt.exceptions import ActivationError
 from agl_async_ckpt.state import RngState
 
@@ -33,7 +33,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def require_sole_writer(trainer: Any, file_name: str) -> None:
+def require_sole_writer(trainer: Trainer, file_name: str) -> None:
     """Refuse to run beside an agent-lightning that writes a file of our name itself.
 
     Raises:

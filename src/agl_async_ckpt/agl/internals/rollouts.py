@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agl_async_ckpt.agl.internals.protocols import RolloutManager, Trainer
+
 ROLLOUTS_URL = "/api/rollouts"
 
 
-def default_rollout_config(manager: Any) -> dict[str, Any]:
+def default_rollout_config(manager: RolloutManager) -> dict[str, Any]:
     """The config that the manager posts with each rollout, in the JSON form of a posted request.
 
     `_rollout_config` is what `_create_rollouts` puts into each request before a hook may change it.
@@ -19,7 +21,7 @@ def default_rollout_config(manager: Any) -> dict[str, Any]:
     return RolloutConfig.model_validate(manager._rollout_config).model_dump(mode="json", exclude_none=True)
 
 
-def post_rollouts(manager: Any, requests: list[dict[str, Any]]) -> list[str]:
+def post_rollouts(manager: RolloutManager, requests: list[dict[str, Any]]) -> list[str]:
     """Create rollouts the way the manager does: preassigned ids make the retried batch idempotent.
 
     Returns:
@@ -28,14 +30,14 @@ def post_rollouts(manager: Any, requests: list[dict[str, Any]]) -> list[str]:
     return [item["rollout_id"] for item in manager.client.post_with_retry(ROLLOUTS_URL, json=requests).json()]
 
 
-def rollout_manager(trainer: Any) -> Any:
+def rollout_manager(trainer: Trainer) -> Any:
     """Make a manager of training rollouts as each step does; it has a client of its own, which it has not used."""
     from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager
 
     return trainer._make_rollout_manager(AglAsyncRolloutManager)
 
 
-def fetch_events(manager: Any, rollout_id: str) -> tuple[list[Any], list[Any]]:
+def fetch_events(manager: RolloutManager, rollout_id: str) -> tuple[list[Any], list[Any]]:
     """Fetch the events of a rollout in the two forms from which the manager builds a training sample: raw, triplets."""
     return manager._fetch_rollout_events(rollout_id)
 
@@ -57,7 +59,7 @@ def has_failed(rollout: Any) -> bool:
     return rollout.status.state.value == "failed"
 
 
-def hooks_act(manager: Any) -> bool:
+def hooks_act(manager: RolloutManager) -> bool:
     """Whether the manager calls hooks of the user's that may post something for a rollout that has ended.
 
     `_hooks` is where `_run_succeeded_hook` and `_run_failed_hook` look for them; the base class's own do nothing.

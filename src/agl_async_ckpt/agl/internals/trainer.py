@@ -6,15 +6,16 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agl_async_ckpt.agl.internals.protocols import Trainer, TrainerSection
 from agl_async_ckpt.state import Batch
 
 
-def is_async(trainer: Any) -> bool:
+def is_async(trainer: Trainer) -> bool:
     """Whether the trainer pulls and trains asynchronously."""
     return bool(trainer.is_async)
 
 
-def starts_training(section: Any) -> bool:
+def starts_training(section: TrainerSection) -> bool:
     """Whether a `fit()` trains; else it is an evaluation.
 
     agent-lightning reads `val_only` only where it validates before training: without that validation it trains.
@@ -25,12 +26,12 @@ def starts_training(section: Any) -> bool:
     return not (section.get("val_before_train", True) and section.get("val_only", False))
 
 
-def async_batch_size(trainer: Any) -> int:
+def async_batch_size(trainer: Trainer) -> int:
     """A: prompt groups in flight while a step waits (async_train_batch_size)."""
     return int(trainer.config.agentlightning.async_rollout.async_train_batch_size)
 
 
-def buffered_batch(trainer: Any) -> Batch | None:
+def buffered_batch(trainer: Trainer) -> Batch | None:
     """Rows that were pulled and not yet enqueued.
 
     `_train_dataloader_buf` is set on the first partial pull only; no version declares it in `__init__`.
@@ -38,7 +39,7 @@ def buffered_batch(trainer: Any) -> Batch | None:
     return getattr(trainer, "_train_dataloader_buf", None)
 
 
-def set_buffered_batch(trainer: Any, batch: Batch | None) -> None:
+def set_buffered_batch(trainer: Trainer, batch: Batch | None) -> None:
     """Replace the buffered rows; `fit()` does not reset them, so a second `fit()` would begin with the old tail."""
     trainer._train_dataloader_buf = batch
 
@@ -59,17 +60,17 @@ def joined_column(columns: Sequence[Any]) -> Any:
     return [item for column in columns for item in column]
 
 
-def carry_over(trainer: Any) -> list[Any]:
+def carry_over(trainer: Trainer) -> list[Any]:
     """The enqueued and unfinished `EnqueuedRollout`s, in the trainer's order: the list has no public reader."""
     return trainer._carry_over_rollouts
 
 
-def set_carry_over(trainer: Any, rollouts: list[Any]) -> None:
+def set_carry_over(trainer: Trainer, rollouts: list[Any]) -> None:
     """Replace the carry-over: the next pull counts its groups, and the next rollout waits for them."""
     trainer._carry_over_rollouts = rollouts
 
 
-def agl_client(trainer: Any) -> Any:
+def agl_client(trainer: Trainer) -> Any:
     """Return the trainer's client of the agl-server; it is made on first use, by this method only."""
     return trainer._ensure_agl_client()
 

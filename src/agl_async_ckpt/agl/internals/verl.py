@@ -7,15 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agl_async_ckpt.agl.internals.protocols import Trainer
 
-def saves_asynchronously(trainer: Any) -> bool:
+
+def saves_asynchronously(trainer: Trainer) -> bool:
     """Whether VERL leaves the tracker to a later callback (`actor.checkpoint.async_save`)."""
     from omegaconf import OmegaConf
 
-    return bool(OmegaConf.select(trainer.config, "actor_rollout_ref.actor.checkpoint.async_save", default=False))
+    return bool(OmegaConf.select(trainer.config.actor_rollout_ref, "actor.checkpoint.async_save", default=False))
 
 
-def finish_background_save(trainer: Any) -> None:
+def finish_background_save(trainer: Trainer) -> None:
     """Wait for a model that is saved in the background, as VERL does at its last step; agent-lightning's loop does not.
 
     VERL asks its worker group for the method too: only workers that can save in the background have it.
@@ -28,7 +30,7 @@ def finish_background_save(trainer: Any) -> None:
 
 
 @contextmanager
-def once_models_are_written(trainer: Any, act: Callable[[], None]) -> Iterator[None]:
+def once_models_are_written(trainer: Trainer, act: Callable[[], None]) -> Iterator[None]:
     """Call `act` in VERL's save after the models are written and before anything names the step as saved.
 
     VERL asks the training loader for its state at that place, in every supported version, then writes `data.pt` and
@@ -48,6 +50,6 @@ def once_models_are_written(trainer: Any, act: Callable[[], None]) -> Iterator[N
         del loader.state_dict  # the class's own method shows again
 
 
-def step_folder(trainer: Any) -> Path:
+def step_folder(trainer: Trainer) -> Path:
     """The folder that VERL's save of the current step writes into."""
     return Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}"

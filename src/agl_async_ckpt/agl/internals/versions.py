@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from agl_async_ckpt.agl.internals.process import written_by
+from agl_async_ckpt.agl.internals.protocols import RolloutManager, Trainer, methods_of
 from agl_async_ckpt.exceptions import ActivationError
 
 log = logging.getLogger(__name__)
@@ -23,39 +24,11 @@ TESTED: Mapping[str, tuple[str, ...]] = {
 }
 """The versions that the suite runs on, oldest first."""
 
-OF_THE_TRAINER = (
-    "_ensure_agl_client",
-    "_load_checkpoint",
-    "_make_rollout_manager",
-    "_next_train_batch_dict_for_rollout",
-    "_next_train_batch_dict_with_size",
-    "_pause_and_drain_gateway",
-    "_rollout",
-    "_save_checkpoint",
-    "_train_step",
-    "_validate",
-    "fit",
-)
-"""Methods of agent-lightning's trainer that the extension overrides."""
-
-OF_THE_MANAGER = (
-    "_create_rollouts",
-    "_delete_rollout",
-    "_fetch_rollout_events",
-    "_get_events",
-    "_get_rollout",
-    "_post_event",
-    "_run_failed_hook",
-    "_run_succeeded_hook",
-    "register_model",
-)
-"""Methods of agent-lightning's rollout managers that the extension overrides or calls."""
-
 BATCHED_POLLING = "_get_rollout_statuses"
 """With this method a manager asks for the states of many rollouts at once, past the one that is overridden."""
 
 
-def require_known_versions(trainer: Any, untested: Literal["warn", "refuse", "allow"]) -> None:
+def require_known_versions(trainer: Trainer, untested: Literal["warn", "refuse", "allow"]) -> None:
     """Refuse what cannot work, and name versions that the suite does not run on.
 
     Args:
@@ -70,11 +43,12 @@ def require_known_versions(trainer: Any, untested: Literal["warn", "refuse", "al
     from agentlightning.verl.agl_rollout_manager import AglRolloutManagerBase
 
     upstream = [cls for cls in type(trainer).__mro__ if cls.__module__.partition(".")[0] in ("agentlightning", "verl")]
+    manager: list[type] = [AglRolloutManagerBase]
     reasons = [
-        *(f"its trainer has no {name}" for name in _missing(OF_THE_TRAINER, upstream)),
-        *(f"its rollout manager has no {name}" for name in _missing(OF_THE_MANAGER, [AglRolloutManagerBase])),
+        *(f"its trainer has no {name}" for name in _missing(methods_of(Trainer), upstream)),
+        *(f"its rollout manager has no {name}" for name in _missing(methods_of(RolloutManager), manager)),
     ]
-    if not _missing([BATCHED_POLLING], [AglRolloutManagerBase]):
+    if not _missing([BATCHED_POLLING], manager):
         reasons.append(f"its rollout manager polls in batches ({BATCHED_POLLING})")
     installed = written_by()
     if reasons:

@@ -73,7 +73,7 @@ class BriefClient(wrapt.ObjectProxy):
         return self.request("GET", url, **kwargs)
 
 
-def keep_ended(trainer: Any, in_flight: InFlight) -> None:
+def keep_ended(trainer: internals.Trainer, in_flight: InFlight) -> None:
     """Fetch the events of rollouts that have ended since the last look, for the checkpoint that follows.
 
     Without an answer of the server the checkpoint is as good: it holds their requests.
@@ -100,7 +100,7 @@ def keep_ended(trainer: Any, in_flight: InFlight) -> None:
         log.warning("What has ended in flight is not in the checkpoint, only its requests are: %s", error)
 
 
-def delete_rollouts(trainer: Any, in_flight: InFlight, *, all_waited_for: bool, reclaim: bool) -> None:
+def delete_rollouts(trainer: internals.Trainer, in_flight: InFlight, *, all_waited_for: bool, reclaim: bool) -> None:
     """Delete the rollouts of a validation that was left, and those in flight; their agents end at their next call.
 
     Call it when the checkpoint is published. If the server does not answer they are left: a resume adopts them.
@@ -140,7 +140,7 @@ def _is_to_keep(in_flight: InFlight, record: Mapping[str, Any] | None, item: Any
     )
 
 
-def _keep(in_flight: InFlight, manager: Any, rollout_id: str, record: Mapping[str, Any]) -> None:
+def _keep(in_flight: InFlight, manager: internals.RolloutManager, rollout_id: str, record: Mapping[str, Any]) -> None:
     raw, triplets = internals.fetch_events(manager, rollout_id)
     finished, num_bytes = measured(internals.rollout_record(record), raw, triplets)
     hooks_act = internals.hooks_act(manager)

@@ -12,9 +12,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
+from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.stop.leaving import ValidationLeft
 from agl_async_ckpt.agl.stop.stop_lookup import StopLookup
 from agl_async_ckpt.config import AsyncCheckpointConfig
@@ -37,7 +38,9 @@ class StepEnd:
         last_step: The last step that this `fit()` has trained; None before the first.
     """
 
-    def __init__(self, config: AsyncCheckpointConfig, section: Any, save: Callable[[], Any]) -> None:
+    def __init__(
+        self, config: AsyncCheckpointConfig, section: internals.TrainerSection, save: Callable[[], Any]
+    ) -> None:
         """Look at nothing yet.
 
         Args:
@@ -47,6 +50,7 @@ class StepEnd:
         """
         self._config = config
         self._section = section
+        self._other_freq = ExitStack()  # entered while another `save_freq` than the usual one is in the config
         self._save = save
         self._lookup = StopLookup(config, section)
         self.answer = self._lookup.answer
@@ -58,14 +62,13 @@ class StepEnd:
         self.last_step: int | None = None
         self._saved_step: int | None = None
         self._due = False
-        self._usual_freq: Any = None  # while another one is in the config
         self._longest_step_s = 0.0
         self._validating: int | None = None  # in which thread
         self._step_began = self._saved_at = self._looked_at = time.monotonic()
 
     # --- what the trainer calls, in the order of its loop ----------------------------------------------------------
 
-    def validate(self, trainer: Any, run: Callable[[], Any]) -> Any:
+    def validate(self, trainer: internals.Trainer, run: Callable[[], Any]) -> Any:
         """Run a validation, unless a stop is asked for, and leave it once one is. It finds a due save done.
 
         Returns:
@@ -105,7 +108,7 @@ class StepEnd:
         if self._asked_to_stop():
             raise ValidationLeft
 
-    def before_step(self, trainer: Any) -> None:
+    def before_step(self, trainer: internals.Trainer) -> None:
         """Save the step before if the loop has not: after one without a batch it never does. Then stop, if asked to.
 
         Raises:
@@ -119,7 +122,7 @@ class StepEnd:
             raise self._stopped(int(trainer.global_steps) - 1)
         self._step_began = time.monotonic()
 
-    def after_step(self, trainer: Any) -> None:
+    def after_step(self, trainer: internals.Trainer) -> None:
         """Decide about the step that has just ended, `trainer.global_steps`."""
         self.last_step = int(trainer.global_steps)
         self._longest_step_s = max(self._longest_step_s, time.monotonic() - self._step_began)
@@ -129,13 +132,13 @@ class StepEnd:
             log.info("Saving step %d: %s.", self.last_step, reason)
             self._set_freq(ALWAYS)
 
-    def saved(self, trainer: Any) -> None:
+    def saved(self, trainer: internals.Trainer) -> None:
         """Note a save, in or out of turn."""
         self._saved_step = int(trainer.global_steps)
         self._saved_at = time.monotonic()
         self._due = False
 
-    def after_loop(self, trainer: Any) -> None:
+    def after_loop(self, trainer: internals.Trainer) -> None:
         """Save what is left to save after the last step.
 
         Raises:
@@ -149,8 +152,7 @@ class StepEnd:
 
     def put_freq_back(self) -> None:
         """Leave the config as it was."""
-        if self._usual_freq is not None:
-            self._section.save_freq, self._usual_freq = self._usual_freq, None
+        self._other_freq.close()
 
     # --- decisions --------------------------------------------------------------------------------------------------
 
@@ -188,9 +190,8 @@ class StepEnd:
     # --- acts -------------------------------------------------------------------------------------------------------
 
     def _set_freq(self, save_freq: int) -> None:
-        if self._usual_freq is None:
-            self._usual_freq = self._section.save_freq
-        self._section.save_freq = save_freq
+        self.put_freq_back()
+        self._other_freq.enter_context(internals.overridden(self._section, save_freq=save_freq))
 
     def _save_before_the_loop(self) -> None:
         """Save the step whose validation it is, once."""
@@ -198,7 +199,7 @@ class StepEnd:
             self._save()
         self._set_freq(NEVER)
 
-    def _save_last_step(self, trainer: Any) -> None:
+    def _save_last_step(self, trainer: internals.Trainer) -> None:
         """Save the last step, unless it is saved; `global_steps` may have gone on."""
         if self.last_step is None or self._saved_step == self.last_step:
             return

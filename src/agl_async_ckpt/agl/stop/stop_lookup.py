@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.stop import ray_store
@@ -25,7 +24,7 @@ PATIENCE_S = 1.0
 class StopLookup:
     """Looks for a request to stop, for one trainer."""
 
-    def __init__(self, config: AsyncCheckpointConfig, section: Any) -> None:
+    def __init__(self, config: AsyncCheckpointConfig, section: internals.TrainerSection) -> None:
         """Look at what was there before this trainer.
 
         Args:
