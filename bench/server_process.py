@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,8 @@ from typing import Any
 
 import httpx
 
+from tests.rig.processes import free_port
+
 START_WAIT_S = 120.0
 
 
@@ -23,9 +24,7 @@ def serving() -> Iterator[Any]:
     """Run a server; yields what stands for agent-lightning's rollout manager: an object with its client."""
     from agentlightning.client import AgentLightningSyncClient
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     loopback = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     with tempfile.TemporaryDirectory(prefix="bench-server-") as folder:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.kill_campaign import Campaign, nursery_of_lives
+from tests.rig.kill_campaign import LIVES, Campaign
+from tests.rig.nursery import nursery_of
 from tests.rig.server import AglServer
 
 pytestmark = pytest.mark.slow
@@ -25,7 +26,7 @@ def test_two_hundred_kills_lose_and_repeat_nothing(
     Step by step the lineage pulls and trains what the uninterrupted run does, no temporary file is left behind, and
     each part of a life was hit.
     """
-    with nursery_of_lives(tmp_path) as nursery:
+    with nursery_of(LIVES, tmp_path) as nursery:
         figures = Campaign(NUM_KILLS, SEED, tmp_path, server, nursery).run()
     with capsys.disabled():
         sys.stdout.write(f"\n{figures}\n")

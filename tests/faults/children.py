@@ -1,7 +1,7 @@
 """A case in a forked child of the test process, watched or disturbed by strace.
 
 The test process has imported torch and VERL and holds the trainers; forking it costs milliseconds, importing twelve
-seconds. A child never comes back into pytest: it ends with `os._exit`.
+seconds. A child never comes back into pytest.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.calls import TRACED, Call, parse_trace
+from tests.rig.processes import fork
 
 PATIENCE_S = 60
 
@@ -80,9 +81,7 @@ def run_child(
     """
     ours, theirs = socket.socketpair()
     go_read, go_write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _be_child(action, theirs, go_read, go_write, ours)
+    pid = fork(lambda: _be_child(action, theirs, go_read, go_write, ours))
     theirs.close()
     os.close(go_read)
     tracer: _Tracer | None = None
@@ -119,24 +118,21 @@ def run_child(
 def _be_child(
     action: Callable[[], Any], report: socket.socket, go_read: int, go_write: int, other: socket.socket
 ) -> None:
-    result: tuple[str | None, bool, Any] = ("the child did not begin", False, None)
+    gc.disable()  # a finaliser at a random place would make the trace differ
+    os.close(go_write)
+    other.close()
+    report.sendall(b".")
+    select.select([go_read], [], [])  # until strace is there; not among the traced calls
+    result: tuple[str | None, bool, Any]
     try:
-        gc.disable()  # a finaliser at a random place would make the trace differ
-        os.close(go_write)
-        other.close()
-        report.sendall(b".")
-        select.select([go_read], [], [])  # until strace is there; not among the traced calls
-        try:
-            result = (None, False, action())
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-            if not isinstance(error, OSError):
-                text += "\n" + "".join(traceback.format_exception(error)[-4:])
-            result = (text, isinstance(error, OSError), None)
-        # `send` is no file call: the report is never hit by what was meant for the save.
-        report.sendall(pickle.dumps(result))
-    finally:
-        os._exit(0)
+        result = (None, False, action())
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+        if not isinstance(error, OSError):
+            text += "\n" + "".join(traceback.format_exception(error)[-4:])
+        result = (text, isinstance(error, OSError), None)
+    # `send` is no file call: the report is never hit by what was meant for the save.
+    report.sendall(pickle.dumps(result))
 
 
 def _receive(connection: socket.socket) -> Any:

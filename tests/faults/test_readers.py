@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import traceback
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, step_name
 from tests.faults.checks import same
 from tests.faults.figures import Count
 from tests.faults.subjects import STEP, WriterSubject, writer_state
+from tests.rig.processes import fork
 
 NUM_ROUNDS = 60
 
@@ -66,8 +65,8 @@ def test_readers_beside_a_writer_see_whole_files(tmp_path: Path, count: Count) -
     subject = WriterSubject("again", tmp_path)
     done, told = tmp_path / "done", tmp_path / "told"
     children = [
-        forked(lambda: write_on(subject.folder, done)),
-        forked(lambda: told.write_text(json.dumps(read_on(subject.folder, done)))),
+        fork(lambda: write_on(subject.folder, done)),
+        fork(lambda: told.write_text(json.dumps(read_on(subject.folder, done)))),
     ]
     try:
         results = [read_on(subject.folder, done)]
@@ -82,16 +81,3 @@ def test_readers_beside_a_writer_see_whole_files(tmp_path: Path, count: Count) -
     problems = [problem for _, found in results for problem in found]
     assert not problems, "\n".join(problems)
     count("reads", sum(num_reads for num_reads, _ in results))
-
-
-def forked(action: Callable[[], object]) -> int:
-    """Begin an action in a child; its process id."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            action()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    return pid

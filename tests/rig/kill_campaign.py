@@ -19,12 +19,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.rig.life import quiet
-from tests.rig.nursery import Nursery
+from tests.rig.nursery import Nursery, nursery_of
 from tests.rig.record import Life, lineage, rows_trained
 from tests.rig.runs import assert_continues, settings, uninterrupted
 from tests.rig.server import AglServer
@@ -42,6 +41,8 @@ RUNS: tuple[RunSettings, ...] = (
 )
 """Tail or none, in epochs; 0 or 2 loader workers; one, two or all checkpoints kept; with a critic; rollout.n 1 or 2."""
 
+LIVES = "tests.rig.child:live"
+"""What the children of the nursery run."""
 START = "start"
 USUAL_S = 0.05
 """First guess of the time between two points; replaced by what is measured."""
@@ -257,17 +258,6 @@ def _kill(pid: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-@contextlib.contextmanager
-def nursery_of_lives(folder: Path) -> Iterator[Nursery]:
-    """The process that forks lives, ready."""
-    nursery = Nursery(folder, "tests.rig.child:live")
-    try:
-        nursery.wait_ready()
-        yield nursery
-    finally:
-        nursery.stop()
-
-
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="kill_campaign", description=__doc__)
@@ -276,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(10**6)
     print(f"seed {seed}", flush=True)  # noqa: T201 - a command
-    with tempfile.TemporaryDirectory(prefix="kill-campaign-") as folder, nursery_of_lives(Path(folder)) as nursery:
+    with tempfile.TemporaryDirectory(prefix="kill-campaign-") as folder, nursery_of(LIVES, Path(folder)) as nursery:
         with quiet():
             server = AglServer().start()
         try:

@@ -332,11 +332,6 @@ def build_trainer(
         die_at: Called with each of `POINTS` and the step; True ends the life there.
         parts: What a user has put into it.
     """
-    from verl.single_controller.ray import ResourcePoolManager
-    from verl.trainer.main_ppo import create_rl_sampler
-    from verl.trainer.ppo.utils import Role
-    from verl.utils.dataset.rl_dataset import collate_fn
-
     warm_up()
     config = compose_config(settings, out_dir, base_url)
     dataset, val_dataset = _datasets(settings.n, settings.text, settings.columns)
@@ -347,6 +342,34 @@ def build_trainer(
     rig = Rig(recorder or Recorder(), die_at)
     # `new_class`, because this package's trainer is a lazy proxy of a class until it is used as a base.
     cls: Any = types.new_class(base.__name__, (RecordingMixin, base), {}, lambda names: names.update(rig=rig))
+    collate = parts.collate or (rich_collate if settings.payload == "rich" else None)
+    return assemble(cls, config, dataset, val_dataset, collate=collate, make_sampler=parts.sampler)
+
+
+def assemble(
+    cls: Any,
+    config: Any,
+    dataset: Any,
+    val_dataset: Any,
+    *,
+    collate: Callable[..., Any] | None = None,
+    make_sampler: Callable[..., Any] | None = None,
+) -> Any:
+    """Make a trainer of class `cls` as agent-lightning's task runner does, with a stand-in for the tokenizer.
+
+    Args:
+        cls: The class.
+        config: Of the run.
+        dataset: Of training.
+        val_dataset: Of validation.
+        collate: Default: VERL's.
+        make_sampler: Called with the section `data` and the dataset; default: VERL's.
+    """
+    from verl.single_controller.ray import ResourcePoolManager
+    from verl.trainer.main_ppo import create_rl_sampler
+    from verl.trainer.ppo.utils import Role
+    from verl.utils.dataset.rl_dataset import collate_fn
+
     return cls(
         config=config,
         tokenizer=Tokenizer(),
@@ -356,8 +379,8 @@ def build_trainer(
         ray_worker_group_cls=None,
         train_dataset=dataset,
         val_dataset=val_dataset,
-        collate_fn=parts.collate or (rich_collate if settings.payload == "rich" else collate_fn),
-        train_sampler=(parts.sampler or create_rl_sampler)(config.data, dataset),
+        collate_fn=collate or collate_fn,
+        train_sampler=(make_sampler or create_rl_sampler)(config.data, dataset),
     )
 
 

@@ -19,12 +19,12 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.rig.processes import start_process
+from tests.rig.processes import fork, start_process
 
 Entry = Callable[[dict[str, Any]], None]
 
@@ -69,6 +69,17 @@ class Nursery:
         self._process.stdout.close()
 
 
+@contextlib.contextmanager
+def nursery_of(entry: str, folder: Path) -> Iterator[Nursery]:
+    """Start a nursery; once it is ready it serves until the end of the block."""
+    nursery = Nursery(folder, entry)
+    try:
+        nursery.wait_ready()
+        yield nursery
+    finally:
+        nursery.stop()
+
+
 def preload(entry: str) -> Entry:
     """Import what a life needs; the function that a child runs."""
     import agl_async_ckpt.agl.trainer
@@ -84,25 +95,19 @@ def preload(entry: str) -> Entry:
 
 
 def live(entry: Entry, request: dict[str, Any]) -> None:
-    """In the child: run the life; never returns."""
-    status = 1
+    """Run the life, in the child."""
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.environ.update(request.get("env") or {})
     try:
-        os.setsid()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (log, 1), (log, 2)):
-            os.dup2(source, target)
-        os.environ.update(request.get("env") or {})
         entry(request)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
 
 
 def main(argument: str) -> None:
@@ -132,9 +137,7 @@ def main(argument: str) -> None:
         while b"\n" in buffer:
             line, _, buffer = buffer.partition(b"\n")
             request = json.loads(line)
-            pid = os.fork()
-            if pid == 0:
-                live(entry, request)
+            pid = fork(partial(live, entry, request))
             living[pid] = Path(request["status"])
             answers.write(f"{pid}\n")
             answers.flush()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,31 @@ def start_process(*arguments: str, log: Path, env: Mapping[str, str] | None = No
 def _python_path() -> str:
     """The repository first; then what the caller put there, such as another version of a framework."""
     return os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+
+
+def fork(action: Callable[[], object]) -> int:
+    """Run `action` in a forked child, which never comes back into its caller; return its pid.
+
+    It ends with status 0, or, once it has printed the error, with 1.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        action()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def free_port() -> int:
+    """Find a port on loopback that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], Any], what: str, *, timeout_s: float = 60.0) -> Any:

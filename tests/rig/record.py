@@ -177,9 +177,9 @@ def _position(event: dict[str, Any]) -> Position:
     return Position(event["epoch"], tuple(event["in_flight"]), tuple(event["buffered"]))
 
 
-def lineage(*lives: Life) -> dict[int, Step]:
+def lineage(*lives: Any) -> dict[int, Any]:
     """Step -> what happened to the weights that survive: a resume from N discards what came after N."""
-    steps: dict[int, Step] = {}
+    steps: dict[int, Any] = {}
     for life in lives:
         steps = {number: step for number, step in steps.items() if number <= life.start}
         steps.update(life.steps)

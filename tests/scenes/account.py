@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.rig.record import lineage
+
 
 @dataclass
 class SceneStep:
@@ -110,15 +112,6 @@ class SceneLife:
             for name, value in step.metrics.items()
             if name.startswith(prefix)
         }
-
-
-def lineage(*lives: SceneLife) -> dict[int, SceneStep]:
-    """Step -> what happened to the weights that survive: a resume from N discards what came after N."""
-    steps: dict[int, SceneStep] = {}
-    for life in lives:
-        steps = {number: step for number, step in steps.items() if number <= life.start}
-        steps.update(life.steps)
-    return steps
 
 
 def saves(*lives: SceneLife) -> dict[int, dict[str, Any]]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.rig.processes import start_process, wait_until
+from tests.rig.processes import free_port, start_process, wait_until
 
 KEY = "scene-key"
 MODEL = "rig/model"
@@ -33,9 +32,7 @@ class Services:
         self._pool = pool
         self._server: subprocess.Popen[bytes] | None = None
         self._controller: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = free_port()
 
     @property
     def url(self) -> str:

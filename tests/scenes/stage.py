@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -232,3 +232,6 @@ class Stage:
         """What every scene promises over the surviving lineage of `lives`, which were all there were."""
         assert_adds_up(truth, *lives, rollout_n=self.settings.rollout_n)
         assert_ids_are_new(lives, self.agents())
+
+
+StageMaker = Callable[..., Stage]

@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 
+from tests.rig.life import assemble
 from tests.rig.record import LogRecorder, Recorder
 from tests.rig.settings import RunSettings, compose_config, dataset_rows
-from tests.rig.standins import CheckpointManager, Tokenizer, WorkerGroup
+from tests.rig.standins import CheckpointManager, WorkerGroup
 from tests.scenes.chat import PROMPT_OFFSET, ChatServer
 from tests.scenes.services import KEY
 
@@ -198,16 +199,11 @@ def build_trainer(
     """The trainer as agent-lightning's task runner builds it, with recording and the stand-ins; not yet run."""
     from agentlightning.verl.dataset import LoadedDataset
     from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
-    from verl.single_controller.ray import ResourcePoolManager
-    from verl.trainer.main_ppo import create_rl_sampler
-    from verl.trainer.ppo.ray_trainer import Role
-    from verl.utils.dataset.rl_dataset import collate_fn
 
     from agl_async_ckpt.agl.trainer import AsyncCheckpointMixin
 
     config = compose_config(settings, out_dir, base_url)
     rows = dataset_rows(settings)
-    dataset = LoadedDataset(rows)
     bases = (SceneMixin, AgentLightningRayPPOTrainer)
     if not stock:
         bases = (SceneMixin, AsyncCheckpointMixin, AgentLightningRayPPOTrainer)
@@ -219,18 +215,7 @@ def build_trainer(
         "gates": gates,
     }
     cls: Any = type("SceneTrainer", bases, values)
-    return cls(
-        config=config,
-        tokenizer=Tokenizer(),
-        processor=None,
-        role_worker_mapping={Role.ActorRollout: None, Role.Critic: None},
-        resource_pool_manager=ResourcePoolManager(resource_pool_spec={"global_pool": [1]}, mapping={}),
-        ray_worker_group_cls=None,
-        train_dataset=dataset,
-        val_dataset=LoadedDataset(rows[:2]),
-        collate_fn=collate_fn,
-        train_sampler=create_rl_sampler(config.data, dataset),
-    )
+    return assemble(cls, config, LoadedDataset(rows), LoadedDataset(rows[:2]))
 
 
 def note_posts(recorder: Recorder) -> None:

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agl_async_ckpt.ledger.audit import audit
-from tests.rig.nursery import Nursery
-from tests.rig.settings import RunSettings
 from tests.scenes.account import assert_trained_what_agents_did
-from tests.scenes.stage import Stage
+from tests.scenes.stage import Stage, StageMaker
 
 pytestmark = pytest.mark.slow
 
 ENDS = ["ask", "reward"]
-StageMaker = Callable[..., Stage]
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """The process that forks trainers."""
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"), "tests.scenes.trainer:run_life")
-    nursery.wait_ready()
-    yield nursery
-    nursery.stop()
-
-
-@pytest.fixture
-def make_stage(nursery: Nursery, tmp_path: Path) -> StageMaker:
-    """`make_stage("8/2/4", rollout_n=2)`: a scene in the case notation n/B/A, to be used as a context."""
-
-    def make(case: str, **changes: Any) -> Stage:
-        n, b, a = (int(part) for part in case.split("/"))
-        return Stage(tmp_path / "scene", nursery, RunSettings(n, b, a, **changes))
-
-    return make
 
 
 def restart(stage: Stage) -> None:
