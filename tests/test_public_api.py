@@ -69,13 +69,13 @@ def test_unknown_name_is_an_attribute_error() -> None:
         agl_async_ckpt.AsyncCheckpointer  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_plain_import_is_light_and_exports_import_no_framework() -> None:
-    """Ray imports the package in every worker: no torch for the package, no verl or agent-lightning for its names."""
+def test_plain_import_is_light_and_the_launcher_imports_no_framework() -> None:
+    """Ray imports the package in every worker: no torch for the package, no verl or agent-lightning for a launcher."""
     plain, worker, plugin, names = imported_after(
         "import agl_async_ckpt",
         "import agl_async_ckpt.worker, agl_async_ckpt.agl.activation",
         "import agl_async_ckpt.plugin",
-        "from agl_async_ckpt import AsyncCheckpointMixin, AsyncCheckpointTrainer, run_ppo",
+        "from agl_async_ckpt import AsyncCheckpointMixin, StopRequested, TrainingStopped, run_ppo",
     )
     assert plain == worker == plugin == set()
     assert not names & {"verl", "agentlightning", "ray", "omegaconf", "hydra", "torchdata", "transformers"}

@@ -11,12 +11,9 @@ import importlib
 import os
 from collections.abc import Callable
 
-from agl_async_ckpt.agl.activation import install
+from agl_async_ckpt.agl.activation import CHAINED_HOOK_VARIABLE, SETUP_HOOK, install
+from agl_async_ckpt.agl.internals import UPSTREAM_HOOK
 from agl_async_ckpt.exceptions import ActivationError
-
-SETUP_HOOK = "agl_async_ckpt.worker.setup"
-UPSTREAM_HOOK = "agentlightning.verl.per_rollout_loss.register_in_worker"
-CHAINED_HOOK_VARIABLE = "AGL_ASYNC_CKPT_CHAINED_HOOK"
 
 _ran = False
 

@@ -83,7 +83,7 @@ def test_install_swaps_in_a_module_that_was_imported_before(house: House) -> Non
 @pytest.mark.parametrize("access", ["from_import", "attribute"])
 def test_install_during_the_import_of_the_trainer_module_swaps(house: House, access: str) -> None:
     """The trainer module imports the framework, and that our plugin, before it has a class to swap."""
-    house.write("framework", "from agl_async_ckpt import activation", "activation.install()")
+    house.write("framework", "from agl_async_ckpt.agl import activation", "activation.install()")
     house.write(
         "trainer",
         f"import {house.name}.framework",
@@ -106,7 +106,7 @@ def test_install_during_the_import_respects_a_replacement(house: House) -> None:
     """A class that someone puts in place before the first access is the one that gets extended."""
     house.write(
         "trainer",
-        "from agl_async_ckpt import activation",
+        "from agl_async_ckpt.agl import activation",
         "activation.install()",
         "class AgentLightningRayPPOTrainer: ...",
     )
@@ -164,7 +164,7 @@ def test_plugin_works_where_the_trainer_module_is_the_first_to_import_verl() -> 
     class Own(AsyncCheckpointMixin, Swapped): ...
     class OwnToo(AsyncCheckpointTrainer): ...
 
-    for cls in (Own, OwnToo, AsyncCheckpointTrainer.__wrapped__):
+    for cls in (Own, OwnToo, AsyncCheckpointTrainer):
         assert cls.__mro__.count(CheckpointOverrides) == 1
         assert cls._save_checkpoint is CheckpointOverrides._save_checkpoint
         assert issubclass(cloudpickle.loads(cloudpickle.dumps(cls)), Swapped)
@@ -243,28 +243,22 @@ def test_mixin_after_the_trainer_class_is_refused() -> None:
         class Own(AgentLightningRayPPOTrainer, AsyncCheckpointMixin): ...
 
 
-def test_exported_trainer_behaves_like_the_class_it_stands_for() -> None:
-    """Subclassing, isinstance, issubclass, calling, printing and pickling of the lazy export."""
+def test_exported_trainer_is_a_class_to_extend_and_to_send() -> None:
+    """The same one each time it is asked for; Ray pickles it by its name, and a subclass of a script by value."""
     import cloudpickle
     from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
 
+    import agl_async_ckpt
     from agl_async_ckpt import AsyncCheckpointTrainer
 
-    class Own(AsyncCheckpointTrainer): ...  # type: ignore[misc]
+    class Own(AsyncCheckpointTrainer): ...
 
-    real = trainer.AsyncCheckpointTrainer
-    assert Own.__mro__[1:4] == (real, AsyncCheckpointMixin, CheckpointOverrides)
+    assert agl_async_ckpt.AsyncCheckpointTrainer is AsyncCheckpointTrainer
+    assert AsyncCheckpointTrainer.__mro__[1:3] == (AsyncCheckpointMixin, CheckpointOverrides)
     assert issubclass(AsyncCheckpointTrainer, AgentLightningRayPPOTrainer)
-    assert issubclass(Own, AsyncCheckpointTrainer)
-    assert isinstance(object.__new__(Own), AsyncCheckpointTrainer)
-    assert not isinstance(object(), AsyncCheckpointTrainer)
-    with pytest.raises(TypeError, match=r"missing .* required"):
-        AsyncCheckpointTrainer()
-    assert repr(AsyncCheckpointTrainer) == "<class 'agl_async_ckpt.agl.trainer.AsyncCheckpointTrainer'>"
     for dumps in (pickle.dumps, cloudpickle.dumps):
-        assert pickle.loads(dumps(AsyncCheckpointTrainer)) is real
-        assert pickle.loads(dumps(real)) is real
-    assert issubclass(pickle.loads(cloudpickle.dumps(Own)), real)
+        assert pickle.loads(dumps(AsyncCheckpointTrainer)) is AsyncCheckpointTrainer
+    assert issubclass(pickle.loads(cloudpickle.dumps(Own)), AsyncCheckpointTrainer)
 
 
 def trainer_of_the_future(tmp_path: Path, source: str) -> Any:

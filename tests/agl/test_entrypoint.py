@@ -12,6 +12,7 @@ import pytest
 
 from agl_async_ckpt import worker
 from agl_async_ckpt.agl import activation, entrypoint
+from agl_async_ckpt.agl.internals import start
 from agl_async_ckpt.exceptions import ActivationError, ConfigError
 
 
@@ -23,7 +24,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     configs: list[Any] = []
     monkeypatch.setattr(upstream, "run_ppo", lambda config, train, val: configs.append(config))
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    for name in (entrypoint.JOB_CONFIG_VARIABLE, entrypoint.OVERRIDE_JOB_VARIABLE, entrypoint.PLUGIN_VARIABLE):
+    for name in (start._JOB_CONFIG_VARIABLE, start._OVERRIDE_JOB_VARIABLE, start.PLUGIN_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     return configs
 
@@ -93,7 +94,7 @@ def test_run_ppo_keeps_the_environment_that_the_config_names(started: list[Any])
     assert runtime_env(started[0])["env_vars"] == {"A": "b", worker.CHAINED_HOOK_VARIABLE: "mine.setup"}
 
 
-@pytest.mark.parametrize("own", [worker.SETUP_HOOK, worker.UPSTREAM_HOOK])
+@pytest.mark.parametrize("own", [worker.SETUP_HOOK, start.UPSTREAM_HOOK])
 def test_run_ppo_does_not_chain_what_runs_anyway(started: list[Any], own: str) -> None:
     """Our own hook and agent-lightning's in the config change nothing."""
     entrypoint.run_ppo(run_config(f"{HOOK}={own}"), [1], [1])
@@ -110,7 +111,7 @@ def test_run_ppo_refuses_wrong_settings_before_anything_starts(started: list[Any
 def job_with_hook(monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
     """As Ray starts the entrypoint of a submitted job."""
     job = {"runtime_env": {"worker_process_setup_hook": hook}, "metadata": {}}
-    monkeypatch.setenv(entrypoint.JOB_CONFIG_VARIABLE, json.dumps(job))
+    monkeypatch.setenv(start._JOB_CONFIG_VARIABLE, json.dumps(job))
 
 
 def test_run_ppo_refuses_another_hook_of_the_job_and_says_where_it_goes(
@@ -132,7 +133,7 @@ def test_run_ppo_refuses_our_hook_in_the_job_too(started: list[Any], monkeypatch
     job_with_hook(monkeypatch, worker.SETUP_HOOK)
     with pytest.raises(ActivationError, match="Take it out of the job's runtime_env: run_ppo sets it"):
         entrypoint.run_ppo(run_config(), [1], [1])
-    monkeypatch.setenv(entrypoint.OVERRIDE_JOB_VARIABLE, "1")
+    monkeypatch.setenv(start._OVERRIDE_JOB_VARIABLE, "1")
     entrypoint.run_ppo(run_config(), [1], [1])
     assert len(started) == 1
 
@@ -140,7 +141,7 @@ def test_run_ppo_refuses_our_hook_in_the_job_too(started: list[Any], monkeypatch
 @pytest.mark.parametrize("job", ["{}", '{"runtime_env": null}', '{"runtime_env": {"env_vars": {"A": "b"}}}'])
 def test_run_ppo_accepts_a_job_without_a_hook(started: list[Any], monkeypatch: pytest.MonkeyPatch, job: str) -> None:
     """Most submitted jobs."""
-    monkeypatch.setenv(entrypoint.JOB_CONFIG_VARIABLE, job)
+    monkeypatch.setenv(start._JOB_CONFIG_VARIABLE, job)
     entrypoint.run_ppo(run_config(), [1], [1])
     assert len(started) == 1
 
@@ -170,7 +171,7 @@ def test_worker_knows_whether_the_plugin_comes_with_verl(
     monkeypatch: pytest.MonkeyPatch, variable: str, loaded: bool
 ) -> None:
     """What `run_ppo` asks a worker of a Ray that was initialised before."""
-    monkeypatch.setenv(entrypoint.PLUGIN_VARIABLE, variable)
+    monkeypatch.setenv(start.PLUGIN_VARIABLE, variable)
     monkeypatch.setattr(activation, "_installed", False)
     assert entrypoint._is_loaded() is loaded
     monkeypatch.setattr(activation, "_installed", True)
@@ -212,7 +213,7 @@ def test_store_that_cannot_be_cleared_ends_no_training(
         raise RuntimeError("the store is gone")
 
     monkeypatch.setattr("ray.is_initialized", lambda: True)
-    monkeypatch.setattr("agl_async_ckpt.agl.stop.ray_store.remove_request", broken)
+    monkeypatch.setattr("agl_async_ckpt.agl.internals.ray_store.remove_request", broken)
     entrypoint.run_ppo(run_config("agentlightning.async_rollout.enabled=false"), [1], [1])
     assert len(started) == 1
     assert "may be left in Ray's store (the store is gone)" in caplog.text

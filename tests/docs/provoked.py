@@ -20,8 +20,8 @@ import pytest
 from agl_async_ckpt import worker
 from agl_async_ckpt.agl import session
 from agl_async_ckpt.agl.inputs.fingerprint import differences, explain
+from agl_async_ckpt.agl.internals import ray_store
 from agl_async_ckpt.agl.locate import explicit_step
-from agl_async_ckpt.agl.stop import ray_store
 from agl_async_ckpt.agl.stop.signals import StopSignals
 from agl_async_ckpt.agl.stop.step_end import StepEnd
 from agl_async_ckpt.codec.values import check_batch_encodable

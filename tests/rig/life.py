@@ -10,7 +10,6 @@ import importlib
 import io
 import os
 import tempfile
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,7 +275,7 @@ def extended_trainer() -> type:
     """The trainer of this package."""
     import agl_async_ckpt
 
-    return agl_async_ckpt.AsyncCheckpointTrainer.__wrapped__  # the class itself: `type()` takes no proxy as a base
+    return agl_async_ckpt.AsyncCheckpointTrainer
 
 
 @functools.cache
@@ -340,8 +339,7 @@ def build_trainer(
         dataset = parts.dataset(dataset)
     base = trainer_cls or extended_trainer()
     rig = Rig(recorder or Recorder(), die_at)
-    # `new_class`, because this package's trainer is a lazy proxy of a class until it is used as a base.
-    cls: Any = types.new_class(base.__name__, (RecordingMixin, base), {}, lambda names: names.update(rig=rig))
+    cls: Any = type(base.__name__, (RecordingMixin, base), {"rig": rig})
     collate = parts.collate or (rich_collate if settings.payload == "rich" else None)
     return assemble(cls, config, dataset, val_dataset, collate=collate, make_sampler=parts.sampler)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from agl_async_ckpt.agl.stop import ray_store, step_end, stop_lookup
+from agl_async_ckpt.agl.internals import ray_store
+from agl_async_ckpt.agl.stop import step_end, stop_lookup
 from agl_async_ckpt.cli.main import main
 from agl_async_ckpt.folder.stop_request import StopRequest, request_stop
 from agl_async_ckpt.storage.layout import STOP_NAME, TRACKER_NAME

@@ -14,10 +14,13 @@ from typing import Any
 
 import wrapt
 
+from agl_async_ckpt.agl.internals import TRAINER_CLASS, TRAINER_MODULE
 from agl_async_ckpt.exceptions import ActivationError
 
-TRAINER_MODULE = "agentlightning.verl.trainer"
-TRAINER_CLASS = "AgentLightningRayPPOTrainer"
+SETUP_HOOK = "agl_async_ckpt.worker.setup"
+PLUGIN = "agl_async_ckpt.plugin"
+CHAINED_HOOK_VARIABLE = "AGL_ASYNC_CKPT_CHAINED_HOOK"
+"""Names the worker setup hook that a config had before ours took its place."""
 
 _lock = threading.RLock()
 _installed = False

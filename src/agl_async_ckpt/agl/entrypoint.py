@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from agl_async_ckpt._logging import ensure_visible
-from agl_async_ckpt.agl import activation
-from agl_async_ckpt.agl.stop import ray_store
+from agl_async_ckpt.agl import activation, internals
+from agl_async_ckpt.agl.activation import CHAINED_HOOK_VARIABLE, PLUGIN, SETUP_HOOK
+from agl_async_ckpt.agl.internals import HOOK_KEY, PLUGIN_VARIABLE, RUNTIME_ENV, UPSTREAM_HOOK, ray_store
 from agl_async_ckpt.agl.stop.signals import StopSignals, own_process_groups
 from agl_async_ckpt.exceptions import ActivationError, StopRequested, TrainingStopped
-from agl_async_ckpt.worker import CHAINED_HOOK_VARIABLE, SETUP_HOOK, UPSTREAM_HOOK
 
 log = logging.getLogger(__name__)
-
-HOOK_KEY = "worker_process_setup_hook"
-RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
-PLUGIN = "agl_async_ckpt.plugin"
-PLUGIN_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
-# Set by Ray for the entrypoint of a submitted job; holds that job's runtime environment as JSON.
-JOB_CONFIG_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-OVERRIDE_JOB_VARIABLE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 
 
 def run_ppo(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any]) -> None:
@@ -75,7 +65,7 @@ def _noted(stop: StopRequested) -> StopRequested:
 
 @contextmanager
 def _around_init(signals: StopSignals, *, apart: bool) -> Iterator[None]:
-    """Handle signals again after agent-lightning's `ray.init`.
+    """Handle signals again after agent-lightning's `ray.init`, if it is still to come.
 
     Args:
         signals: The handlers.
@@ -90,17 +80,14 @@ def _around_init(signals: StopSignals, *, apart: bool) -> Iterator[None]:
             log.warning("A request to stop of an earlier training may be left in Ray's store (%s).", error)
         yield
         return
-    init = ray.init
 
-    def handled(*args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def handled() -> Iterator[None]:
         with signals.around_init(), own_process_groups() if apart else nullcontext():
-            return init(*args, **kwargs)
+            yield
 
-    ray.init = handled
-    try:
+    with internals.around_ray_init(handled):
         yield
-    finally:
-        ray.init = init
 
 
 def with_hook(config: Any) -> Any:
@@ -114,10 +101,7 @@ def with_hook(config: Any) -> Any:
         if own not in (None, SETUP_HOOK, UPSTREAM_HOOK):
             env_vars = OmegaConf.select(extended, f"{RUNTIME_ENV}.env_vars", default=None)
             if env_vars is None:
-                # agent-lightning sets VERL's environment variables (NCCL, vLLM) only if the config has none.
-                from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-
-                env_vars = get_ppo_ray_runtime_env()["env_vars"]
+                env_vars = internals.worker_environment()
             merged = {**env_vars, CHAINED_HOOK_VARIABLE: str(own)}
             OmegaConf.update(extended, f"{RUNTIME_ENV}.env_vars", merged, force_add=True)
     return extended
@@ -147,17 +131,16 @@ def _require_loadable() -> None:
 
 def _is_loaded() -> bool:
     """Whether the extension is on in this worker process, or comes with its first import of verl."""
-    return activation.is_installed() or PLUGIN in os.environ.get(PLUGIN_VARIABLE, "").split(",")
+    return activation.is_installed() or internals.is_plugin(PLUGIN)
 
 
 def _require_no_job_hook() -> None:
     # Ray merges the runtime environments of a submitted job and of ray.init, and refuses a field that both set.
-    job_config = os.environ.get(JOB_CONFIG_VARIABLE)
-    job_hook = ((json.loads(job_config).get("runtime_env") or {}) if job_config else {}).get(HOOK_KEY)
+    job_hook = internals.hook_of_job()
     if job_hook is None:
         return
     if job_hook == SETUP_HOOK:
-        if os.environ.get(OVERRIDE_JOB_VARIABLE) == "1":
+        if internals.job_may_be_overridden():
             return
         act = "Take it out of the job's runtime_env: run_ppo sets it."
     else:

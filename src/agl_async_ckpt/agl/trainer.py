@@ -1,7 +1,7 @@
 """The trainer extension: overrides only. What they do is in `save`, `resume`, `session` and `rollout_manager`.
 
 class MyTrainer(AsyncCheckpointMixin, AgentLightningRayPPOTrainer): ...     # a trainer of your own
-AsyncCheckpointTrainer                                                      # the mixin on agent-lightning's
+AsyncCheckpointTrainer, in a module of its own                              # the mixin on agent-lightning's
 """
 
 from __future__ import annotations
@@ -205,21 +205,3 @@ def extend(trainer_cls: type) -> type:
     """Return `trainer_cls` with exact input checkpoints, under its own name."""
     namespace = {"__module__": trainer_cls.__module__, "__doc__": trainer_cls.__doc__}
     return type(trainer_cls.__name__, (CheckpointOverrides, trainer_cls), namespace)
-
-
-if TYPE_CHECKING:
-    from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
-
-    class AsyncCheckpointTrainer(AsyncCheckpointMixin, AgentLightningRayPPOTrainer):
-        """`AsyncCheckpointMixin` on agent-lightning's trainer."""
-else:
-
-    def __getattr__(name: str) -> Any:
-        # Built when first asked for: importing agent-lightning's trainer takes seconds.
-        if name != "AsyncCheckpointTrainer":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
-
-        namespace = {"__module__": __name__, "__doc__": "`AsyncCheckpointMixin` on agent-lightning's trainer."}
-        built = type(name, (AsyncCheckpointMixin, AgentLightningRayPPOTrainer), namespace)
-        return globals().setdefault(name, built)  # one class, also if two threads come here

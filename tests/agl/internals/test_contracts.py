@@ -21,7 +21,8 @@ from agentlightning.verl import trainer as trainer_module
 from agentlightning.verl.dataset import LoadedDataset
 from omegaconf import OmegaConf
 
-from agl_async_ckpt.agl import activation, internals
+from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.internals import start
 from agl_async_ckpt.storage import layout
 from tests.contract import agl, bare_trainer, enqueued
 
@@ -77,8 +78,8 @@ def test_trainer_class_is_where_the_swap_looks_for_it() -> None:
     """Module and class name, and VERL's trainer as its base."""
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
-    assert trainer_module.__name__ == activation.TRAINER_MODULE
-    assert issubclass(vars(trainer_module)[activation.TRAINER_CLASS], RayPPOTrainer)
+    assert trainer_module.__name__ == start.TRAINER_MODULE
+    assert issubclass(vars(trainer_module)[start.TRAINER_CLASS], RayPPOTrainer)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from agentlightning.verl import entrypoint as upstream
 from omegaconf import OmegaConf
 
 from agl_async_ckpt import worker
-from agl_async_ckpt.agl import activation, entrypoint
+from agl_async_ckpt.agl.internals import start
 from tests.contract import agl, broken
 
 # --- run_ppo ------------------------------------------------------------------------------------------------------
@@ -32,16 +32,13 @@ def started_with(monkeypatch: pytest.MonkeyPatch, *dotlist: str, initialised: bo
     return calls
 
 
-RUNTIME_ENV = "ray_kwargs.ray_init.runtime_env"
-
-
 def test_run_ppo_sets_its_own_hook_unless_the_config_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The config's hook replaces agent-lightning's, which ours therefore runs."""
     [stock] = started_with(monkeypatch)
-    assert stock["runtime_env"]["worker_process_setup_hook"] == worker.UPSTREAM_HOOK, agl(
-        f"its worker hook is {worker.UPSTREAM_HOOK}", "worker.py"
+    assert stock["runtime_env"]["worker_process_setup_hook"] == start.UPSTREAM_HOOK, agl(
+        f"its worker hook is {start.UPSTREAM_HOOK}", "worker.py"
     )
-    [ours] = started_with(monkeypatch, f"{RUNTIME_ENV}.worker_process_setup_hook={worker.SETUP_HOOK}")
+    [ours] = started_with(monkeypatch, f"{start.RUNTIME_ENV}.worker_process_setup_hook={worker.SETUP_HOOK}")
     assert ours["runtime_env"]["worker_process_setup_hook"] == worker.SETUP_HOOK
 
 
@@ -49,7 +46,7 @@ def test_run_ppo_drops_verls_environment_if_the_config_names_any(monkeypatch: py
     """Why our `run_ppo` repeats it when it has to name a variable."""
     [stock] = started_with(monkeypatch)
     assert "NCCL_DEBUG" in stock["runtime_env"]["env_vars"]
-    [named] = started_with(monkeypatch, f"{RUNTIME_ENV}.env_vars.A=b")
+    [named] = started_with(monkeypatch, f"{start.RUNTIME_ENV}.env_vars.A=b")
     assert named["runtime_env"]["env_vars"] == {"A": "b"}, agl("env_vars of the config replace VERL's", "entrypoint.py")
 
 
@@ -60,9 +57,9 @@ def test_run_ppo_ignores_the_config_in_an_initialised_ray(monkeypatch: pytest.Mo
 
 def test_task_runner_imports_the_trainer_when_it_runs() -> None:
     """By name, from its module, in the worker: that is what the swap waits for."""
-    assert activation.TRAINER_CLASS not in vars(upstream)
+    assert start.TRAINER_CLASS not in vars(upstream)
     source = inspect.getsource(upstream)
-    assert f"from {activation.TRAINER_MODULE} import {activation.TRAINER_CLASS}" in source, agl(
+    assert f"from {start.TRAINER_MODULE} import {start.TRAINER_CLASS}" in source, agl(
         "the task runner imports the trainer class by name", "activation.py"
     )
 
@@ -74,7 +71,7 @@ def test_ray_names_its_job_variable_as_we_do() -> None:
     """The runtime environment of a submitted job is found there, as JSON."""
     from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
-    assert RAY_JOB_CONFIG_JSON_ENV_VAR == entrypoint.JOB_CONFIG_VARIABLE
+    assert RAY_JOB_CONFIG_JSON_ENV_VAR == start._JOB_CONFIG_VARIABLE
 
 
 def test_ray_refuses_a_hook_of_the_job_beside_ours() -> None:
@@ -92,7 +89,7 @@ def test_ray_refuses_a_hook_of_the_job_beside_ours() -> None:
     assert _merge_runtime_env(ours, ours, override=True) == {"worker_process_setup_hook": worker.SETUP_HOOK}
     import ray._private.worker as ray_worker
 
-    assert f'"{entrypoint.OVERRIDE_JOB_VARIABLE}"' in inspect.getsource(ray_worker)
+    assert f'"{start._OVERRIDE_JOB_VARIABLE}"' in inspect.getsource(ray_worker)
 
 
 def test_run_ppo_initialises_ray_by_the_name_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +110,7 @@ def test_store_of_ray_takes_a_value_under_a_key_of_a_namespace() -> None:
     """Asked outside of Ray, there is no request."""
     from ray.experimental import internal_kv
 
-    from agl_async_ckpt.agl.stop import ray_store
+    from agl_async_ckpt.agl.internals import ray_store
 
     for name, parameters in {
         "_internal_kv_put": {"key", "value", "overwrite", "namespace"},
@@ -122,7 +119,7 @@ def test_store_of_ray_takes_a_value_under_a_key_of_a_namespace() -> None:
         "_internal_kv_initialized": set(),
     }.items():
         found = set(inspect.signature(getattr(internal_kv, name)).parameters)
-        assert parameters <= found, broken("ray", f"{name} takes {parameters}", used_in="ray_store.py")
+        assert parameters <= found, broken("ray", f"{name} takes {parameters}", used_in="agl/internals/ray_store.py")
     assert ray_store.get_request() is None
     ray_store.remove_request()
 
@@ -155,8 +152,8 @@ def test_verl_imports_what_the_plugin_variable_names() -> None:
     import verl
 
     source = inspect.getsource(verl)
-    assert f'os.getenv("{entrypoint.PLUGIN_VARIABLE}"' in source, broken(
-        "verl", f"{entrypoint.PLUGIN_VARIABLE} names modules to import", used_in="plugin.py"
+    assert f'os.getenv("{start.PLUGIN_VARIABLE}"' in source, broken(
+        "verl", f"{start.PLUGIN_VARIABLE} names modules to import", used_in="plugin.py"
     )
     assert 'split(",")' in source
 

@@ -44,6 +44,19 @@ from agl_async_ckpt.agl.internals.rollouts import (
     triplet_form,
     with_model_request,
 )
+from agl_async_ckpt.agl.internals.start import (
+    HOOK_KEY,
+    PLUGIN_VARIABLE,
+    RUNTIME_ENV,
+    TRAINER_CLASS,
+    TRAINER_MODULE,
+    UPSTREAM_HOOK,
+    around_ray_init,
+    hook_of_job,
+    is_plugin,
+    job_may_be_overridden,
+    worker_environment,
+)
 from agl_async_ckpt.agl.internals.trainer import (
     agl_client,
     async_batch_size,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.agl.stop import ray_store
+from agl_async_ckpt.agl.internals import ray_store
 from agl_async_ckpt.config import AsyncCheckpointConfig
 from agl_async_ckpt.folder.stop_request import StopRequest, read_request, remove_request
 
