@@ -11,7 +11,7 @@ import pytest
 LIGHT = [
     "state",
     "exceptions",
-    *(f"storage.{name}" for name in ("container", "trailer", "layout", "files", "writer")),
+    *(f"storage.{name}" for name in ("container", "trailer", "layout", "files", "small_json", "writer")),
     *(f"folder.{name}" for name in ("seal", "steps")),
     *(f"ledger.{name}" for name in ("audit", "reader", "writer", "plot")),
 ]

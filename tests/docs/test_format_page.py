@@ -92,10 +92,10 @@ def test_example_on_the_page_is_the_end_of_the_golden_file() -> None:
 
 def test_trailer_table_lists_the_fields_that_are_written() -> None:
     """In their order; the four counts too."""
-    written = json.loads(trailer.Trailer(1, 0, 1, False, "run", None).to_bytes())
+    written = json.loads(trailer.Trailer(1, 0, 1, False, "run", None, {}, 0.0, {}, 22).to_bytes())
     assert listed(PARTS["Container"], "field", "value") == list(written)
     (counts,) = [row for row in table(PARTS["Container"], "field", "value") if row[0] == "`counts`"]
-    assert tuple(names(counts[1:])) == trailer._COUNTS
+    assert set(names(counts[1:])) == trailer._COUNTS
 
 
 def test_payload_table_lists_the_keys_that_are_written() -> None:
@@ -291,7 +291,7 @@ MALFORMED: list[tuple[int, str, str, Callable[[bytes], bytes | None]]] = [
     (5, "damaged", "16384 are allowed", with_fields(more="x" * 16384)),
     (6, "damaged", "does not match its checksum", lambda data: data[:100] + bytes([data[100] ^ 1]) + data[101:]),
     (7, "damaged", "names another format", with_fields(format="agl-async-ckpt seal")),
-    (7, "damaged", "JSONDecodeError", with_text(b'{"format"', b'["format"')),
+    (7, "damaged", "no JSON", with_text(b'{"format"', b'["format"')),
     (7, "damaged", "a key stands twice", with_text(b'"epoch"', b'"epoch":1,"epoch"')),
     (7, "damaged", "NaN is not allowed", with_fields(saved_at=float("nan"))),
     (7, "damaged", "a number is too long", with_text(b'"epoch":1', b'"epoch":100000000000000000001')),
@@ -300,8 +300,8 @@ MALFORMED: list[tuple[int, str, str, Callable[[bytes], bytes | None]]] = [
     (9, "damaged", "epoch must be", with_fields(epoch=0)),
     (9, "damaged", "global_step must be", with_fields(global_step=True)),
     (9, "damaged", "run_id is missing", with_fields(run_id=...)),
-    (9, "damaged", "at most 1024", with_fields(run_id="x" * 1025)),
-    (9, "damaged", "counts must be", with_fields(counts={"num_buffered_inputs": 1})),
+    (9, "damaged", "from 0 to 1024", with_fields(run_id="x" * 1025)),
+    (9, "damaged", "counts must have", with_fields(counts={"num_buffered_inputs": 1})),
     (9, "damaged", "which says 22", with_fields(num_zip_bytes=22)),
     (9, "damaged", "digest is not its last", with_text(b',"sha256":"', b',"sha256":"0","sha257":"')),
     (10, "damaged", "compressed entry", with_zip(_compressed)),

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from agl_async_ckpt.storage.branch import MAX_ENTRIES, Branch, begin, left_at, parse_branch
+from agl_async_ckpt.folder.run_identity import RunIdentity
+from agl_async_ckpt.storage.branch import MAX_ENTRIES, Branch, begin, left_at
+from agl_async_ckpt.storage.small_json import parse_json
+
+
+def read(value: Any) -> Branch:
+    """The branch of a run file."""
+    return parse_json(json.dumps({"run_id": "run-1", "branch": value}), RunIdentity, "run file").branch
 
 
 def test_going_on_begins_no_branch() -> None:
@@ -43,7 +51,7 @@ def test_a_list_that_grows_too_long_loses_its_oldest_entries() -> None:
     branch: Branch = tuple((number, number) for number in range(1, MAX_ENTRIES + 1))
     longer = begin(branch, branch, MAX_ENTRIES + 1, {MAX_ENTRIES + 1: branch, MAX_ENTRIES + 2: branch})
     assert longer == (*branch[1:], (MAX_ENTRIES + 1, MAX_ENTRIES + 1))
-    assert parse_branch([list(pair) for pair in longer]) == longer
+    assert read(longer) == longer
 
 
 @pytest.mark.parametrize(
@@ -51,5 +59,5 @@ def test_a_list_that_grows_too_long_loses_its_oldest_entries() -> None:
 )
 def test_what_is_no_branch_is_refused(value: Any) -> None:
     """By a ValueError, which makes a file damaged."""
-    with pytest.raises(ValueError, match="branch"):
-        parse_branch(value)
+    with pytest.raises(ValueError, match="branch must be"):
+        read(value)

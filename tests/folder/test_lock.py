@@ -214,9 +214,11 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_unreadable_holder_is_unknown(tmp_path: Path, data: bytes) -> None:
     """The lock counts, not the text in its file."""
     (tmp_path / LOCK_FILE_NAME).write_bytes(data)
-    assert read_holder(tmp_path / LOCK_FILE_NAME) == {}
+    assert read_holder(tmp_path) is None
     lock = OutputLock(tmp_path, wait_s=0)
-    assert read_holder(tmp_path / LOCK_FILE_NAME)["pid"] == os.getpid()
+    known = read_holder(tmp_path)
+    assert known is not None
+    assert known.pid == os.getpid()
     lock.release()
 
 
@@ -249,7 +251,7 @@ def test_released_lock_is_free_though_a_child_has_a_copy(tmp_path: Path, monkeyp
 def test_fifo_in_place_of_the_lock_blocks_no_look(tmp_path: Path) -> None:
     """Who holds it is unknown then."""
     os.mkfifo(tmp_path / LOCK_FILE_NAME)
-    assert read_holder(tmp_path / LOCK_FILE_NAME) == {}
+    assert read_holder(tmp_path) is None
     assert current_holder(tmp_path) is None
 
 

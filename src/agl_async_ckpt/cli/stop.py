@@ -106,8 +106,8 @@ def _sentence(text: str | None) -> str | None:
 
 def _locks_tell(folder: Path) -> bool:
     """Whether a free lock means that no trainer is there: there are locks, and the last trainer ran on this host."""
-    holder = read_holder(folder / LOCK_FILE_NAME)
-    return bool(holder) and holder["host"] == socket.gethostname() and locks_work(folder)
+    holder = read_holder(folder)
+    return holder is not None and holder.host == socket.gethostname() and locks_work(folder)
 
 
 def _seconds(text: str) -> float:

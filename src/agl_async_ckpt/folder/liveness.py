@@ -16,19 +16,19 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 
-from agl_async_ckpt.storage.files import UNREADABLE, read_small
+from agl_async_ckpt.exceptions import DamagedStateError
+from agl_async_ckpt.storage.small_json import read_json
 
 log = logging.getLogger(__name__)
 
 ALIVE_FILE_NAME = "agentlightning_alive.json"
 WRITE_EVERY_S = 1.0
 MAX_LIVES = 1000
-MAX_BYTES = 1024 * 1024
+_MAX_BYTES = 1024 * 1024
 DATE_RESOLUTION_S = 1.0
 
 
@@ -42,6 +42,19 @@ class Span:
     def holds(self, *times: float) -> bool:
         """Whether all of `times` lie in it."""
         return all(self.first <= moment <= self.last for moment in times)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the file holds.
+
+    Attributes:
+        run_id: Of the output folder.
+        lives: The first and the last time of each life, oldest first.
+    """
+
+    run_id: str
+    lives: tuple[tuple[float, float], ...]
 
 
 class ProofOfLife:
@@ -108,9 +121,9 @@ class ProofOfLife:
             self._write(())
 
     def _write(self, spans: Sequence[Span]) -> None:
-        lives = [[span.first, span.last] for span in spans]
+        record = Record(self._run_id, tuple((span.first, span.last) for span in spans))
         try:
-            self._temp.write_text(json.dumps({"run_id": self._run_id, "lives": lives}))
+            self._temp.write_text(json.dumps(asdict(record)))
             self._temp.replace(self._path)
             self._failed = False
         except OSError as error:
@@ -122,12 +135,19 @@ class ProofOfLife:
 def read_lives(output_dir: Path, run_id: str) -> tuple[Span, ...]:
     """Read the spans in which a trainer of this run was there; none if unknown, or of another run."""
     try:
-        values: Any = json.loads(read_small(output_dir / ALIVE_FILE_NAME, MAX_BYTES))
-        if values["run_id"] != run_id:
-            return ()
-        return tuple(Span(float(first), float(last)) for first, last in values["lives"])
-    except UNREADABLE:
+        known = read_record(output_dir)
+    except DamagedStateError:
         return ()
+    return () if known is None or known.run_id != run_id else tuple(Span(*life) for life in known.lives)
+
+
+def read_record(output_dir: Path) -> Record | None:
+    """Read what lies in an output folder; None if there is nothing.
+
+    Raises:
+        DamagedStateError: It cannot be read.
+    """
+    return read_json(output_dir / ALIVE_FILE_NAME, Record, _MAX_BYTES)
 
 
 def within_one_life(lives: Sequence[Span], *times: float) -> bool:

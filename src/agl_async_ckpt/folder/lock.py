@@ -18,12 +18,14 @@ import socket
 import threading
 import time
 import weakref
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from agl_async_ckpt.exceptions import FolderInUseError, StateWriteError
-from agl_async_ckpt.storage.files import UNREADABLE, read_small, unwritable
+from agl_async_ckpt.exceptions import DamagedStateError, FolderInUseError, StateWriteError
+from agl_async_ckpt.storage.files import unwritable
 from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
+from agl_async_ckpt.storage.small_json import Bounds, read_json
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +34,28 @@ _HELD = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})
 """Answers for a lock that another process has; EACCES where fcntl locks stand for it (SMB, some NFS): see fcntl(2)."""
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 _MAX_HOLDER_BYTES = 4096
-MAX_TIME_S = 2**35
+_MAX_TIME_S = 2**35
 """Unix seconds, in the year 3058; a later time cannot be written as a date everywhere."""
 _guard = threading.Lock()
 _held: weakref.WeakSet[OutputLock] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that took a lock, for people.
+
+    Attributes:
+        host: Where it runs.
+        pid: Its number there.
+        since: Unix seconds.
+    """
+
+    host: str
+    pid: int
+    since: Annotated[float, Bounds(0, _MAX_TIME_S)]
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
 
 
 class OutputLock:
@@ -118,7 +138,7 @@ class OutputLock:
                     raise _in_use(self.path, wait_s, error) from None
                 if not told:
                     log.info(
-                        "Waiting up to %g s for %s, held by %s.", wait_s, self.path, _words(read_holder(self.path))
+                        "Waiting up to %g s for %s, held by %s.", wait_s, self.path, _name_holder(self.path.parent)
                     )
                     told = True
                 time.sleep(POLL_S)
@@ -126,23 +146,19 @@ class OutputLock:
                 return
 
     def _note_holder(self) -> None:
-        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}) + "\n"
+        text = json.dumps(asdict(Holder(socket.gethostname(), os.getpid(), time.time()))) + "\n"
         assert self._fd is not None
         with contextlib.suppress(OSError):  # for people only; a full disk shows elsewhere
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, text.encode(), 0)
 
 
-def read_holder(path: Path) -> dict[str, Any]:
-    """Read who took a lock last: `host`, `pid`, `since` (Unix seconds); empty if unknown."""
+def read_holder(output_dir: Path) -> Holder | None:
+    """Read who took the lock of an output folder last; None if unknown."""
     try:
-        values: Any = json.loads(read_small(path, _MAX_HOLDER_BYTES))
-        since = float(values["since"])
-        if not 0 <= since < MAX_TIME_S:
-            return {}
-        return {"host": str(values["host"]), "pid": int(values["pid"]), "since": since}
-    except UNREADABLE:
-        return {}
+        return read_json(output_dir / LOCK_FILE_NAME, Holder, _MAX_HOLDER_BYTES)
+    except DamagedStateError:
+        return None
 
 
 def current_holder(output_dir: Path) -> str | None:
@@ -151,7 +167,7 @@ def current_holder(output_dir: Path) -> str | None:
     Tries the lock for an instant, read-only, and lets go of it: a start that comes just then tries again after
     `POLL_S`.
     """
-    return _words(read_holder(output_dir / LOCK_FILE_NAME)) if _is_locked(output_dir) else None
+    return _name_holder(output_dir) if _is_locked(output_dir) else None
 
 
 def locks_work(output_dir: Path) -> bool:
@@ -190,9 +206,10 @@ def _refused(path: Path, error: OSError) -> StateWriteError:
 
 
 def _in_use(path: Path, wait_s: float, error: OSError) -> FolderInUseError:
-    holder = read_holder(path)
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"])) if holder else "unknown"
-    rows = [("host", holder.get("host", "unknown")), ("pid", holder.get("pid", "unknown")), ("since", since)]
+    holder, rows = read_holder(path.parent), [("host", "unknown"), ("pid", "unknown"), ("since", "unknown")]
+    if holder is not None:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder.since))
+        rows = [("host", holder.host), ("pid", str(holder.pid)), ("since", since)]
     if error.errno == errno.EACCES:
         rows.append(("lock", f"{error.strerror}, which some file systems answer for a lock that is held"))
     return FolderInUseError(
@@ -203,8 +220,8 @@ def _in_use(path: Path, wait_s: float, error: OSError) -> FolderInUseError:
     )
 
 
-def _words(holder: dict[str, Any]) -> str:
-    return f"process {holder['pid']} on {holder['host']}" if holder else "an unknown process"
+def _name_holder(output_dir: Path) -> str:
+    return str(read_holder(output_dir) or "an unknown process")
 
 
 def _is_file(fd: int, path: Path) -> bool:

@@ -15,12 +15,12 @@ import time
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from agl_async_ckpt.exceptions import DamagedStateError, FolderInUseError
-from agl_async_ckpt.storage.branch import Branch, parse_branch
-from agl_async_ckpt.storage.files import make_folders, publish, read_small, unwritable, write_all
+from agl_async_ckpt.storage.branch import Branch
+from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
 from agl_async_ckpt.storage.layout import RUN_FILE_NAME
+from agl_async_ckpt.storage.small_json import read_json
 
 log = logging.getLogger(__name__)
 
@@ -59,49 +59,14 @@ class RunIdentity:
     format_version: int = FORMAT_VERSION
 
 
-_KINDS: dict[str, Any] = {
-    "run_id": str,
-    "parent_run_id": str | None,
-    "first_step": int | None,
-    "created_at": int | float,
-    "folder_inode": int | None,
-    "life": int,
-    "life_id": str,
-    "host": str,
-    "pid": int,
-    "branch": tuple,
-    "format_version": int,
-}
-
-
 def read_run(output_dir: Path) -> RunIdentity | None:
     """Read the identity of an output folder; None if it has none yet.
 
     Raises:
         DamagedStateError: The file is there and cannot be used.
     """
-    path = output_dir / RUN_FILE_NAME
-    try:
-        raw: Any = json.loads(read_small(path, _MAX_BYTES))
-        known = {name: raw[name] for name in RunIdentity.__dataclass_fields__ if name in raw}
-        known["branch"] = parse_branch(known.get("branch", []))
-        for name, value in known.items():
-            if not isinstance(value, _KINDS[name]):
-                raise TypeError(f"{name} is {value!r}")
-        identity = RunIdentity(**known)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except PermissionError as error:
-        raise DamagedStateError(
-            f"{path} cannot be read: {error.strerror}.",
-            act="It names the run of this output folder. Have its owner make it readable for this user.",
-        ) from error
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise DamagedStateError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.",
-            act="It names the run of this output folder. Restore it, or remove it to give the folder a new run id.",
-        ) from error
-    return identity
+    act = "It names the run of this output folder. Restore it, or remove it to give the folder a new run id."
+    return read_json(output_dir / RUN_FILE_NAME, RunIdentity, _MAX_BYTES, act=act)
 
 
 def begin_life(output_dir: Path, *, parent_run_id: str | None = None, branch: Branch | None = None) -> RunIdentity:

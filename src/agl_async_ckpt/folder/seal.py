@@ -11,20 +11,18 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from agl_async_ckpt.exceptions import (
     AsyncCheckpointError,
     CheckpointNotFoundError,
     DamagedStateError,
-    UnsupportedVersionError,
 )
 from agl_async_ckpt.folder.models import is_model_file, list_models, sync_models
 from agl_async_ckpt.storage.container import Trailer, is_whole_zip, read_trailer, verify
-from agl_async_ckpt.storage.files import publish, read_small, sync_file, sync_folder, write_all, write_error
+from agl_async_ckpt.storage.files import publish, sync_file, sync_folder, write_all, write_error
 from agl_async_ckpt.storage.layout import (
     FILE_NAME,
     LOADER_FILE_NAME,
@@ -33,11 +31,11 @@ from agl_async_ckpt.storage.layout import (
     TRACKER_NAME,
     parse_step,
 )
+from agl_async_ckpt.storage.small_json import Format, read_json
 
 __all__ = ["SEAL_NAME", "Seal", "check_seal", "read_seal", "seal_problems", "write_seal"]
 
-SEAL_FORMAT = "agl-async-ckpt seal"
-SEAL_VERSION = 1
+SEAL_FORMAT = Format("agl-async-ckpt seal", 1)
 _MAX_SEAL_BYTES = 16 * 1024 * 1024
 _CHUNK = 4 * 1024 * 1024
 
@@ -67,7 +65,7 @@ class Seal:
     state_sha256: str
     loader_bytes: int
     loader_sha256: str
-    model_files: dict[str, int]
+    model_files: Mapping[str, int]
 
     def files_of(self, model: str) -> dict[str, int]:
         """The model files below `actor` or `critic`; a seal may list files that others had there for a while."""
@@ -115,7 +113,8 @@ def write_seal(step_dir: str | os.PathLike[str], *, use_critic: bool, async_save
             loader_sha256=_sha256(folder / LOADER_FILE_NAME),
             model_files={} if async_save else list_models(folder),
         )
-        text = json.dumps({"format": SEAL_FORMAT, "format_version": SEAL_VERSION, **asdict(seal)}, indent=1) + "\n"
+        values = {"format": SEAL_FORMAT.name, "format_version": SEAL_FORMAT.version, **asdict(seal)}
+        text = json.dumps(values, indent=1) + "\n"
         if len(text) > _MAX_SEAL_BYTES:
             raise ValueError(f"the seal would take {len(text)} bytes; {_MAX_SEAL_BYTES} are allowed")
         with contextlib.suppress(FileNotFoundError):
@@ -152,18 +151,16 @@ def read_seal(step_dir: str | os.PathLike[str]) -> Seal:
     Raises:
         CheckpointNotFoundError: The step has none.
         DamagedStateError: It cannot be read.
-        UnsupportedVersionError: Of a newer version.
+        UnsupportedVersionError: Of another version.
     """
     path = Path(step_dir) / SEAL_NAME
-    try:
-        values: Any = json.loads(read_small(path, _MAX_SEAL_BYTES))
-        return _parse(cast("dict[str, Any]", values), path)
-    except FileNotFoundError as error:
-        raise CheckpointNotFoundError(f"{step_dir} has no seal ({SEAL_NAME}): the save did not finish.") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        if isinstance(error, AsyncCheckpointError):
-            raise
-        raise DamagedStateError(f"{path} cannot be read: {type(error).__name__}: {str(error)[:200]}.") from error
+    seal = read_json(path, Seal, _MAX_SEAL_BYTES, kind=SEAL_FORMAT)
+    if seal is None:
+        raise CheckpointNotFoundError(f"{step_dir} has no seal ({SEAL_NAME}): the save did not finish.")
+    for name in seal.model_files:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise DamagedStateError(f"{path} cannot be read: {name!r:.200} is no model file of the step.")
+    return seal
 
 
 def seal_problems(
@@ -210,24 +207,6 @@ def seal_problems(
                 f"{len(lost)} of {len(listed)} files of {model}/ are gone or altered ({lost[0]}): removed by retention?"
             )
     return problems
-
-
-def _parse(values: dict[str, Any], path: Path) -> Seal:
-    if values["format"] != SEAL_FORMAT or type(values["format_version"]) is not int:
-        raise ValueError("not a seal")
-    if values["format_version"] > SEAL_VERSION:
-        raise UnsupportedVersionError(
-            f"{path} is of version {values['format_version']}; this agl-async-ckpt reads up to version {SEAL_VERSION}."
-        )
-    kinds = {"int": int, "str": str, "bool": bool, "dict[str, int]": dict}
-    fields = {name: values[name] for name in Seal.__annotations__}
-    for name, kind in Seal.__annotations__.items():
-        if type(fields[name]) is not kinds[kind]:
-            raise ValueError(f"{name} must be {kind}")
-    for name, size in fields["model_files"].items():
-        if type(size) is not int or name.startswith("/") or ".." in name.split("/"):
-            raise ValueError(f"{name!r} is no model file of the step")
-    return Seal(**fields)
 
 
 def _size(path: str | Path) -> int | None:

@@ -6,15 +6,13 @@ over, or has to repair; a **note** costs nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from agl_async_ckpt.exceptions import AsyncCheckpointError, DamagedStateError
 from agl_async_ckpt.folder.decision import Position, abandoned_text, decide_latest
-from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME, MAX_BYTES
+from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME, read_record
 from agl_async_ckpt.folder.lock import current_holder
 from agl_async_ckpt.folder.run_identity import RunIdentity, read_run
 from agl_async_ckpt.folder.step_check import (
@@ -27,7 +25,7 @@ from agl_async_ckpt.folder.step_check import (
     missing_state,
 )
 from agl_async_ckpt.folder.steps import StepInfo, TrackerProblem, read_tracker
-from agl_async_ckpt.storage.files import UNREADABLE, leftover_temps, read_small
+from agl_async_ckpt.storage.files import leftover_temps
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
 
 NOT_DECODED = "torch is not installed here: every byte was verified, decoding was not tried"
@@ -191,19 +189,11 @@ def _judge_tracker(folder: Path, steps: Sequence[StepInfo], report: Report) -> N
 def _judge_proof_of_life(folder: Path, run: RunIdentity | None, report: Report) -> None:
     path = folder / ALIVE_FILE_NAME
     try:
-        values: Any = json.loads(read_small(path, MAX_BYTES))
-        known, spans = values["run_id"], [(float(first), float(last)) for first, last in values["lives"]]
-    except FileNotFoundError:
+        known = read_record(folder)
+    except DamagedStateError:
+        report.notes.append(Finding(path, "cannot be read: a resume runs rollouts again that ended before it"))
         return
-    except UNREADABLE as error:
-        report.notes.append(
-            Finding(
-                path,
-                f"cannot be read ({type(error).__name__}): a resume runs rollouts again that ended before it",
-            )
-        )
-        return
-    if run is not None and known != run.run_id and spans:
+    if known is not None and run is not None and known.run_id != run.run_id and known.lives:
         report.notes.append(Finding(path, "of another run: a resume takes no notice of it"))
 
 

@@ -23,7 +23,6 @@ from agl_async_ckpt.storage.container import Trailer, verify
 from agl_async_ckpt.storage.layout import (
     FILE_NAME,
     LOADER_FILE_NAME,
-    LOCK_FILE_NAME,
     MODEL_FOLDERS,
     SEAL_NAME,
     parse_step,
@@ -145,8 +144,8 @@ def being_saved(info: StepInfo, holder: str | None) -> str | None:
     """
     if holder is None or info.complete or (info.path / SEAL_NAME).exists():
         return None
-    since = read_holder(info.path.parent / LOCK_FILE_NAME).get("since")
-    return holder if since is not None and _changed_at(info.path) >= since else None
+    process = read_holder(info.path.parent)
+    return holder if process is not None and _changed_at(info.path) >= process.since else None
 
 
 def _changed_at(folder: Path) -> float:

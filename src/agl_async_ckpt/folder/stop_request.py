@@ -14,10 +14,11 @@ import stat
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from agl_async_ckpt.storage.files import UNREADABLE, publish, read_small, remove_files, write_all
+from agl_async_ckpt.exceptions import DamagedStateError
+from agl_async_ckpt.storage.files import publish, remove_files, write_all
 from agl_async_ckpt.storage.layout import STOP_NAME
+from agl_async_ckpt.storage.small_json import parse_json, read_json
 
 _MAX_BYTES = 4096
 
@@ -34,7 +35,7 @@ class StopRequest:
     """
 
     requested_at: float
-    by: str = ""
+    by: str
     host: str = ""
     pid: int = 0
 
@@ -48,10 +49,9 @@ class StopRequest:
         """The inverse of `to_json`.
 
         Raises:
-            ValueError, TypeError, KeyError, OverflowError: It is not the text of a request.
+            ValueError: It is not the text of a request.
         """
-        values: Any = json.loads(text)
-        return cls(float(values["requested_at"]), str(values["by"]), str(values["host"]), int(values["pid"]))
+        return parse_json(text, cls, "a request to stop")
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -85,10 +85,8 @@ def read_request(output_dir: Path) -> StopRequest | None:
     if not stat.S_ISREG(info.st_mode):
         return None
     try:
-        return StopRequest.from_json(read_small(path, _MAX_BYTES))
-    except FileNotFoundError:
-        return None
-    except UNREADABLE:
+        return read_json(path, StopRequest, _MAX_BYTES)
+    except DamagedStateError:
         return StopRequest(info.st_mtime, by=f"the file {path}")
 
 

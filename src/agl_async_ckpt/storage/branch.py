@@ -1,4 +1,4 @@
-"""Which steps of an output folder belong to the training that goes on there. A leaf: pure functions.
+"""Which steps of an output folder belong to the training that goes on there. Pure functions.
 
 A start that goes back to an earlier step, or begins anew, leaves the later steps on disk: they are of a branch that was
 abandoned. So such a start begins a branch with a number of its own. The run file names the branches that the present
@@ -11,11 +11,12 @@ nothing is on record it is branch 0; so a folder that was never gone back in has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Annotated
 
-Branch = tuple[tuple[int, int], ...]
+from agl_async_ckpt.storage.small_json import Bounds, Count
 
 MAX_ENTRIES = 256
+Branch = Annotated[tuple[tuple[Count, Count], ...], Bounds(0, MAX_ENTRIES)]
 
 
 def left_at(branch: Branch, step: int, own: Branch) -> int | None:
@@ -49,23 +50,6 @@ def begin(on_record: Branch, base: Branch | None, origin: int, existing: Mapping
     # A life from another folder is not the owner of the steps below its origin either.
     new = ((number, origin),) if base is not None or origin == 0 else ((number, 0), (number, origin))
     return (*(base or ()), *new)[-MAX_ENTRIES:]
-
-
-def parse_branch(value: Any) -> Branch:
-    """Read a branch out of JSON.
-
-    Raises:
-        ValueError: It is none.
-    """
-    pairs = cast("list[Any]", value) if isinstance(value, list) else None
-    if pairs is None or len(pairs) > MAX_ENTRIES:
-        raise ValueError(f"branch must be a list of at most {MAX_ENTRIES} pairs")
-    for pair in pairs:
-        if type(pair) is not list or [type(item) for item in cast("list[Any]", pair)] != [int, int]:
-            raise ValueError("branch must hold pairs of integers")
-        if not all(0 <= item < 2**63 for item in cast("list[int]", pair)):
-            raise ValueError("branch must hold integers from 0 to 2^63")
-    return tuple((number, start) for number, start in cast("list[list[int]]", pairs))
 
 
 def _at(branch: Branch, step: int) -> tuple[int, int]:

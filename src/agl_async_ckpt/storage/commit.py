@@ -164,9 +164,9 @@ def _trailer(state: InputState, num_zip_bytes: int, branch: Branch = ()) -> Trai
         parent_run_id=state.parent_run_id,
         counts=state.counts,
         saved_at=time.time(),
-        written_by=state.written_by,
-        branch=branch,
+        written_by=dict(state.written_by),
         num_zip_bytes=num_zip_bytes,
+        branch=branch,
     )
     try:
         parse_trailer(trailer.to_bytes(), "this state")  # what is written must be readable

@@ -17,9 +17,6 @@ from agl_async_ckpt.storage.layout import TRACKER_NAME, parse_step
 
 log = logging.getLogger(__name__)
 
-UNREADABLE = (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError)
-"""What reading a small JSON file that may hold anything can raise, numbers taken out of it included."""
-
 _NAME = re.compile(rf"agentlightning_[a-z]+\.[a-z]+|{re.escape(TRACKER_NAME)}")
 _TEMP_NAME = re.compile(rf"\.({_NAME.pattern})\.[0-9]+\.[0-9a-f]{{8}}\.tmp")
 # Some network file systems cannot sync a folder and say so; nothing can be done there, and the entry is theirs to keep.
