@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from bench.figures import Figure, told
 from bench.timing import alternate, median
+from tests.rig.bare import bare_trainer
 
 NAME = "resume_cost"
 TITLE = "loader at a saved position"
@@ -61,7 +61,12 @@ def _one(num_rows: int, *, shuffle: bool, repeats: int) -> list[Figure]:
     from agl_async_ckpt.state import InputState
 
     dataset = Rows(num_rows)
-    trainer = _trainer(dataset, shuffle)
+    config = {
+        "data": {"train_batch_size": BATCH, "seed": SEED, "shuffle": shuffle},
+        "agentlightning": {"async_rollout": {"async_train_batch_size": 2 * BATCH}},
+        "actor_rollout_ref": {"rollout": {"n": 1}},
+    }
+    trainer = _trainer(dataset, config, _loader(dataset, shuffle))
     num_batches = num_rows // BATCH // 2
     state, wanted, consumed = _halfway(trainer, num_batches)
     fingerprint = take_fingerprint(trainer)
@@ -79,7 +84,7 @@ def _one(num_rows: int, *, shuffle: bool, repeats: int) -> list[Figure]:
         assert next(iter(loader)) == wanted
 
     def ours() -> None:
-        resumed = _trainer(dataset, shuffle)
+        resumed = _trainer(dataset, trainer.config, _loader(dataset, shuffle))
         assert not differences(saved.fingerprint, fingerprint)
         assert not loader_differences(resumed, saved)
         assert not order_differences(resumed, saved)
@@ -142,23 +147,9 @@ def _halfway(trainer: Any, num_batches: int) -> tuple[dict[str, Any], Any, set[i
     return state, next(iter(other)), consumed
 
 
-def _trainer(dataset: Rows, shuffle: bool) -> Any:
-    """A trainer as far as the loader goes."""
-    rollout = SimpleNamespace(async_train_batch_size=2 * BATCH)
-    config = SimpleNamespace(
-        data=_Section(train_batch_size=BATCH, seed=SEED, shuffle=shuffle),
-        agentlightning=SimpleNamespace(async_rollout=rollout),
-        actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=1)),
-    )
-    loader = _loader(dataset, shuffle)
-    return SimpleNamespace(config=config, train_dataset=dataset, train_dataloader=loader, _train_dataloader_iter=None)
-
-
-class _Section(dict[str, Any]):
-    """A section of a config."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self[name]
+def _trainer(dataset: Rows, config: Any, loader: Any) -> Any:
+    """Make a trainer as far as the loader goes."""
+    return bare_trainer(config, train_dataset=dataset, train_dataloader=loader, _train_dataloader_iter=None)
 
 
 def _sampler(dataset: Rows, shuffle: bool) -> Any:

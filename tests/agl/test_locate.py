@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from agl_async_ckpt.folder.decision import decide_latest
 from agl_async_ckpt.folder.seal import write_seal
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name
 from agl_async_ckpt.storage.writer import TrailerWriter
+from tests.rig.bare import bare_trainer
 from tests.storage.test_container import archive, trailer
 
 
@@ -45,8 +45,7 @@ def plain_step(out: Path, step: int) -> Path:
 
 def trainer(out: Path | str, mode: str = "auto", path: Any = None) -> Any:
     """The part of a trainer that is looked at."""
-    section = SimpleNamespace(default_local_dir=str(out), resume_mode=mode, resume_from_path=path)
-    return SimpleNamespace(config=SimpleNamespace(trainer=section))
+    return bare_trainer({"trainer": {"default_local_dir": str(out), "resume_mode": mode, "resume_from_path": path}})
 
 
 @pytest.fixture

@@ -54,21 +54,6 @@ def refused(run: RunSettings, out_dir: Path | str, server: AglServer, error: typ
     assert len(server.rollouts()) == enqueued
 
 
-@pytest.fixture
-def run() -> RunSettings:
-    """14/4/6 over two shuffled epochs: a tail and two groups in flight at each step."""
-    return settings("14/4/6", epochs=2, shuffle=True)
-
-
-@pytest.fixture
-def saved(run: RunSettings, server: AglServer, tmp_path: Path) -> tuple[Life, Path]:
-    """A life that died after the save of step 3, and its output folder."""
-    folder = tmp_path / "run"
-    life = run_life(run, folder, server.url, stop_after_step=3)
-    server.reset()
-    return life, folder
-
-
 def by_path(run: RunSettings, path: Path | str) -> RunSettings:
     """The same run, resumed from an explicit path."""
     return replace(run, resume_mode="resume_path", resume_from_path=str(path))

@@ -42,28 +42,3 @@ def test_trainer_that_counts_otherwise_is_believed(start: Start) -> None:
     assert counter.draw(4, epoch=7) == ((7, 4),)
     assert counter.rows is None
     assert counter.draw(2, epoch=8) == ((8, 2),)
-
-
-def test_loader_state_that_waits_is_read_without_opening_an_iterator() -> None:
-    """Contract with torchdata: `next_iter_state` holds what was loaded until `iter` takes it up."""
-    pytest.importorskip("torchdata")
-    from types import SimpleNamespace
-
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    from agl_async_ckpt.agl import internals
-
-    def trainer() -> SimpleNamespace:
-        return SimpleNamespace(train_dataloader=StatefulDataLoader(list(range(12)), batch_size=4))
-
-    first = trainer()
-    next(iter(first.train_dataloader))
-    state = first.train_dataloader.state_dict()
-    second = trainer()
-    assert internals.loaded_loader_state(second) is None
-    second.train_dataloader.load_state_dict(state)
-    waiting = internals.loaded_loader_state(second)
-    assert waiting is not None
-    assert internals.rows_yielded(waiting) == 4
-    iter(second.train_dataloader)
-    assert internals.loaded_loader_state(second) is None

@@ -3,6 +3,7 @@
     settings.py   what a run looks like, and the framework config made from it
     server.py     the real agl-server app in a thread
     agents.py     controller and agents, played in the server's event loop
+    bare.py       objects of agent-lightning with nothing but what a test gives them
     standins.py   worker groups, weight sync, model servers, tokenizer
     life.py       one life of a run, up to its end or a chosen death
     record.py     what happened in it

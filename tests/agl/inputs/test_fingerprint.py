@@ -11,6 +11,7 @@ import pytest
 
 from agl_async_ckpt.agl.inputs.fingerprint import Difference, differences, explain, take_fingerprint
 from agl_async_ckpt.state import Fingerprint, InFlightRollout, InputState, PromptGroup
+from tests.rig.bare import bare_trainer
 
 MUST = {
     "dataset length": 10,
@@ -30,21 +31,15 @@ def state() -> InputState:
     return InputState(40, 1, False, {}, {"index": [1, 2]}, (group,) * 3, None, Fingerprint(), "run")
 
 
-class Config(dict[str, Any]):
-    """As OmegaConf's: keys are attributes too."""
-
-    __getattr__ = dict[str, Any].__getitem__
-
-
 def trainer(**data: Any) -> Any:
     """The part of a trainer that is looked at."""
     loader = SimpleNamespace(sampler=range(10), drop_last=True, batch_size=4, num_workers=2)
-    return SimpleNamespace(
-        config=SimpleNamespace(
-            data=Config({"seed": 7, "shuffle": True, "train_batch_size": 2, **data}),
-            agentlightning=SimpleNamespace(async_rollout=SimpleNamespace(async_train_batch_size=5)),
-            actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=3)),
-        ),
+    return bare_trainer(
+        {
+            "data": {"seed": 7, "shuffle": True, "train_batch_size": 2, **data},
+            "agentlightning": {"async_rollout": {"async_train_batch_size": 5}},
+            "actor_rollout_ref": {"rollout": {"n": 3}},
+        },
         train_dataset=[{"b": 1, "a": 2}] * 10,
         train_dataloader=loader,
     )

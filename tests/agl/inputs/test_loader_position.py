@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from agl_async_ckpt.agl.inputs.loader_position import (
 from agl_async_ckpt.exceptions import StateMismatchError
 from agl_async_ckpt.state import Batch, Fingerprint, InputState
 from tests.contract import broken
+from tests.rig.bare import bare_trainer
 
 N = 14
 ORDER_SEED = 5
@@ -50,7 +50,7 @@ def loader(num_workers: int = 0, batch: int = 4, *, shuffle: bool = True, **kwar
 
 def holder(stateful_loader: Any) -> Any:
     """A trainer as far as the loader goes."""
-    return SimpleNamespace(train_dataloader=stateful_loader, _train_dataloader_iter=None)
+    return bare_trainer(train_dataloader=stateful_loader, _train_dataloader_iter=None)
 
 
 def state_of(source: Any, tail: Batch | None = None, torchdata: str = "0.11.0") -> InputState:

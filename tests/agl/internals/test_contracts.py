@@ -24,7 +24,8 @@ from omegaconf import OmegaConf
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.internals import start
 from agl_async_ckpt.storage import layout
-from tests.contract import agl, bare_trainer, enqueued
+from tests.contract import agl
+from tests.rig.bare import bare_trainer, enqueued
 
 Trainer: Any = trainer_module.AgentLightningRayPPOTrainer
 REPO_DIR = Path(__file__).parents[3]

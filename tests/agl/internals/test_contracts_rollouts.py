@@ -17,7 +17,8 @@ from omegaconf import OmegaConf
 
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.in_flight import carry_over, drain
-from tests.contract import agl, bare_trainer, enqueued
+from tests.contract import agl
+from tests.rig.bare import bare_trainer, enqueued
 
 Trainer: Any = trainer_module.AgentLightningRayPPOTrainer
 

@@ -17,6 +17,7 @@ from agl_async_ckpt.agl import internals
 from agl_async_ckpt.exceptions import ActivationError, StateMismatchError
 from agl_async_ckpt.storage import layout
 from tests.contract import broken
+from tests.rig.bare import bare_trainer
 from tests.rig.settings import RunSettings, compose_config
 
 NUM_WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -178,13 +179,24 @@ def loader(num_workers: int = 0, *, sampler: Any = None, num_rows: int = 10) -> 
 
 def holder(stateful_loader: Any) -> Any:
     """A trainer as far as the loader goes."""
-    from types import SimpleNamespace
-
-    return SimpleNamespace(train_dataloader=stateful_loader, _train_dataloader_iter=None)
+    return bare_trainer(train_dataloader=stateful_loader, _train_dataloader_iter=None)
 
 
 def rest(trainer: Any) -> list[list[int]]:
     return [batch.tolist() for batch in trainer._train_dataloader_iter or iter(trainer.train_dataloader)]
+
+
+def test_loader_state_that_waits_is_read_without_opening_an_iterator() -> None:
+    """`next_iter_state` holds what was loaded until `iter` takes it up."""
+    first, second = loader(), holder(loader())
+    next(iter(first))
+    assert internals.loaded_loader_state(second) is None
+    second.train_dataloader.load_state_dict(first.state_dict())
+    waiting = internals.loaded_loader_state(second)
+    assert waiting is not None, torchdata("a loaded state waits in next_iter_state")
+    assert internals.rows_yielded(waiting) == 2
+    iter(second.train_dataloader)
+    assert internals.loaded_loader_state(second) is None
 
 
 @NUM_WORKERS

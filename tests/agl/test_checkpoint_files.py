@@ -16,24 +16,9 @@ from agl_async_ckpt.exceptions import DamagedStateError, StateWriteError
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, RUN_FILE_NAME, SEAL_NAME
 from tests.rig.life import run_life
 from tests.rig.record import Life
-from tests.rig.runs import TRACKER, assert_continues, settings, uninterrupted
+from tests.rig.runs import TRACKER, assert_continues, uninterrupted
 from tests.rig.server import AglServer
 from tests.rig.settings import RunSettings
-
-
-@pytest.fixture
-def run() -> RunSettings:
-    """14/4/6 over two shuffled epochs: a tail and two groups in flight at each step."""
-    return settings("14/4/6", epochs=2, shuffle=True)
-
-
-@pytest.fixture
-def saved(run: RunSettings, server: AglServer, tmp_path: Path) -> tuple[Life, Path]:
-    """A life that died after the save of step 3, and its output folder."""
-    folder = tmp_path / "run"
-    life = run_life(run, folder, server.url, stop_after_step=3)
-    server.reset()
-    return life, folder
 
 
 def resumes(run: RunSettings, first: Life, folder: Path, server: AglServer, start: int) -> Life:
