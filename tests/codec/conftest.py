@@ -2,4 +2,4 @@
 
 from tests.needs import modules_need
 
-pytest_pycollect_makemodule = modules_need(test_codec=["pandas"], test_content=["pandas"])
+pytest_pycollect_makemodule = modules_need(test_values=["pandas"], test_content=["pandas"])
