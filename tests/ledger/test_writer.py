@@ -222,7 +222,7 @@ def test_start_line_of_wrong_values_is_damaged(name: str, value: Any) -> None:
 def test_step_line_of_wrong_counts_is_damaged(drawn: Any) -> None:
     """Also numbers that JSON knows and Python cannot count to."""
     values = {**json.loads(LINES[1]), "drawn": drawn}
-    with pytest.raises(ValueError, match=r"drawn|no line of a ledger|unpack"):
+    with pytest.raises(ValueError, match=r"drawn must be|Infinity is not allowed"):
         parse_line(json.dumps(values).encode())
 
 

@@ -8,15 +8,18 @@ name: readers count.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
-from types import NoneType
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from agl_async_ckpt.storage.small_json import Bounds, build, parse_object
 
 FORMAT_VERSION = 1
 
 MAX_EPOCH = 1_000_000
 """A line that counts further is damaged; a reader counts up to it."""
+
+Count = Annotated[int, Bounds(0, 2**48)]
+Epoch = Annotated[int, Bounds(0, MAX_EPOCH)]
 
 InputName: TypeAlias = str
 """`<16 hex digits>` or `<16 hex digits>@<dataset position>`."""
@@ -24,8 +27,6 @@ InputName: TypeAlias = str
 ResumeKind = Literal["none", "exact", "drop", "reset", "verl", "off"]
 """What a start began with: nothing, the exact position, that without what was in flight, a checkpoint whose position
 was dropped, or what VERL restores by itself: of a checkpoint without a position, or with the extension off."""
-
-_RESUME_KINDS = get_args(ResumeKind)
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,18 @@ class Start:
     """
 
     run_id: str
-    life: int
-    step: int
-    epoch: int
+    life: Count
+    step: Count
+    epoch: Epoch
     resume: ResumeKind
     resumed_from: str | None
     is_fork: bool
     parent_run_id: str | None
     in_flight: tuple[InputName, ...]
     buffered: tuple[InputName, ...]
-    loader_rows: int | None
-    num_rows: int
-    loader_batch: int
+    loader_rows: Count | None
+    num_rows: Count
+    loader_batch: Annotated[int, Bounds(1, 2**48)]
     drop_last: bool
     time: float
     each_row_once: bool = True
@@ -96,16 +97,16 @@ class Step:
     """
 
     run_id: str
-    life: int
-    step: int
-    epoch: int
+    life: Count
+    step: Count
+    epoch: Epoch
     pulled: tuple[InputName, ...]
-    drawn: tuple[tuple[int, int], ...]
+    drawn: tuple[tuple[Epoch, Count], ...]
     trained: tuple[InputName, ...]
     dropped_by_trainer: tuple[InputName, ...]
     in_flight: tuple[InputName, ...]
     buffered: tuple[InputName, ...]
-    loader_rows: int | None
+    loader_rows: Count | None
     time: float
     handed_out: tuple[InputName, ...] | None = None
 
@@ -122,8 +123,8 @@ class Gap:
     """
 
     run_id: str
-    life: int
-    step: int
+    life: Count
+    step: Count
     time: float
 
 
@@ -139,8 +140,8 @@ class End:
     """
 
     run_id: str
-    life: int
-    step: int
+    life: Count
+    step: Count
     time: float
 
 
@@ -148,8 +149,6 @@ Entry: TypeAlias = Start | Step | Gap | End
 
 _EVENTS: dict[str, type[Entry]] = {"start": Start, "step": Step, "gap": Gap, "end": End}
 _NAMES = {cls: event for event, cls in _EVENTS.items()}
-_TUPLES = ("pulled", "trained", "dropped_by_trainer", "in_flight", "buffered", "handed_out")
-_INTEGERS = ("life", "step", "epoch", "num_rows", "loader_batch")
 
 
 def to_line(entry: Entry) -> bytes:
@@ -162,50 +161,15 @@ def parse_line(line: bytes) -> Entry:
     """Read a line; keys that are not known are ignored.
 
     Raises:
-        ValueError: It is no line of a ledger, or of a newer version.
+        ValueError: It is no line of a ledger, or of another version.
     """
-    try:
-        values: Any = json.loads(line)
-        cls = _EVENTS[values["event"]]
-        if values["v"] > FORMAT_VERSION:
-            raise ValueError(f"version {values['v']} of the line is newer than {FORMAT_VERSION}")
-        fields = cls.__dataclass_fields__
-        entry = cls(
-            **{name: _field(name, values) for name in fields if name in values or fields[name].default is MISSING}
-        )
-    except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise ValueError(f"no line of a ledger ({type(error).__name__}: {error})") from None
-    if isinstance(entry, Start) and entry.resume not in _RESUME_KINDS:
-        raise ValueError(f"resume is {entry.resume!r}")
-    return entry
-
-
-def _field(name: str, values: Mapping[str, Any]) -> Any:
-    value = values[name]
-    if name == "handed_out" and value is None:
-        return None
-    if name in _TUPLES:
-        if not all(type(item) is str for item in value):
-            raise TypeError(f"{name} holds something that is no text")
-        return tuple(value)
-    if name == "drawn":
-        drawn = tuple((int(epoch), int(count)) for epoch, count in value)
-        if any(not 0 <= epoch <= MAX_EPOCH or count < 0 for epoch, count in drawn):
-            raise TypeError(f"{name} holds {value!r:.80}")
-        return drawn
-    if name in _INTEGERS and (type(value) is not int or not 0 <= value < 2**48):
-        raise TypeError(f"{name} is no count")
-    if name == "epoch" and value > MAX_EPOCH:
-        raise TypeError(f"{name} is {value}")
-    if name == "loader_batch" and value < 1:
-        raise TypeError(f"{name} is {value}")
-    if name == "loader_rows" and type(value) not in (int, NoneType):
-        raise TypeError(f"{name} is no integer")
-    if name == "run_id" and type(value) is not str:
-        raise TypeError(f"{name} is no text")
-    if name == "time" and type(value) not in (int, float):
-        raise TypeError(f"{name} is no number")
-    return value
+    values = parse_object(line)
+    event, version = values.get("event"), values.get("v")
+    if event not in _EVENTS:
+        raise ValueError(f"no line of a ledger (event {event!r:.80})")
+    if version != FORMAT_VERSION:
+        raise ValueError(f"version {version!r:.80} of the line is not {FORMAT_VERSION}")
+    return build(_EVENTS[event], values)
 
 
 def position_of(name: InputName) -> int | None:
