@@ -9,35 +9,31 @@ torch.
 from __future__ import annotations
 
 import os
+import pickletools
+import re
 import struct
 import zipfile
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
-_FIXED: dict[bytes, int] = {
-    # protocol; memo put and get
-    **{b"\x80": 1, b"q": 1, b"r": 4, b"h": 1, b"j": 4},
-    # int of 1, 2 and 4 bytes, float, None, True, False
-    **{b"K": 1, b"M": 2, b"J": 4, b"G": 8, b"N": 0, b"\x88": 0, b"\x89": 0},
-    # mark; tuples, list, dict, and what fills them
-    **{b"(": 0, b")": 0, b"\x85": 0, b"\x86": 0, b"\x87": 0, b"t": 0, b"]": 0, b"a": 0, b"e": 0},
-    **{b"}": 0, b"s": 0, b"u": 0},
-    # persistent id (a tensor's storage), call, stop
-    **{b"Q": 0, b"R": 0, b".": 0},
-}
-"""Instruction -> number of argument bytes (pickle protocol 2)."""
-
-_SIZES = [_FIXED.get(bytes([code]), -1) for code in range(256)]
-_GLOBAL, _TEXT, _LONG, _STOP = b"cX\x8a."
-
-_ZIP64_FROM = 2**32 - 1
-
-_NAMES = frozenset(
+_INSTRUCTIONS = frozenset(
     {
-        b"torch._utils\n_rebuild_tensor_v2",
-        b"collections\nOrderedDict",  # hooks of a tensor: always an empty one
-        b"_codecs\nencode",  # how protocol 2 writes bytes
+        *("PROTO", "STOP", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
+        *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "NONE", "NEWTRUE", "NEWFALSE"),
+        *("MARK", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE", "EMPTY_LIST", "APPEND", "APPENDS"),
+        *("EMPTY_DICT", "SETITEM", "SETITEMS", "GLOBAL", "REDUCE", "BINPERSID"),
     }
 )
+_NAMES = frozenset(
+    {
+        "torch._utils _rebuild_tensor_v2",
+        "collections OrderedDict",  # hooks of a tensor: always an empty one
+        "_codecs encode",  # how protocol 2 writes bytes
+    }
+)
+"""Module and name, as `pickletools` shows them."""
+
+_STORAGE = re.compile(r"torch [A-Za-z0-9]+Storage")
+_ZIP64_FROM = 2**32 - 1
 
 
 def refuse_foreign_pickle(content: BinaryIO) -> None:
@@ -64,37 +60,16 @@ def refuse_foreign_pickle(content: BinaryIO) -> None:
             raise ValueError("data.pkl is not its first entry, or the zip directory is not where it says")
         data = archive.read(pickles[0])
     content.seek(0)
-    _walk(data)
+    _judge(data)
 
 
-def _walk(data: bytes) -> None:
-    at, end = 0, len(data)
-    while at < end:
-        code = data[at]
-        at += 1
-        size = _SIZES[code]
-        if size > 0:
-            at += size
-        elif size < 0:
-            if code == _TEXT:
-                at += 4 + int.from_bytes(data[at : at + 4], "little")
-            elif code == _LONG:
-                at += 1 + data[at] if at < end else 1
-            elif code == _GLOBAL:
-                at = _skip_name(data, at)
-            else:
-                raise ValueError(f"pickle instruction {bytes([code])!r} at {at - 1}")
-        elif code == _STOP:
-            if at != end:
-                raise ValueError(f"{end - at} bytes behind the end of the pickle")
-            return
-    raise ValueError("the pickle has no end")
-
-
-def _skip_name(data: bytes, at: int) -> int:
-    end = data.find(b"\n", data.find(b"\n", at) + 1)
-    name = data[at : max(end, 0)]
-    module, _, last = name.partition(b"\n")
-    if name not in _NAMES and not (module == b"torch" and last.endswith(b"Storage") and last.isalnum()):
-        raise ValueError(f"GLOBAL {name[:200].replace(chr(10).encode(), b'.').decode('ascii', 'replace')}")
-    return end + 1
+def _judge(data: bytes) -> None:
+    at = -1
+    for instruction, argument, position in pickletools.genops(data):
+        at = cast("int", position)
+        if instruction.name not in _INSTRUCTIONS:
+            raise ValueError(f"pickle instruction {instruction.name} at {at}")
+        if instruction.name == "GLOBAL" and argument not in _NAMES and not _STORAGE.fullmatch(str(argument)):
+            raise ValueError(f"GLOBAL {str(argument)[:200].replace(' ', '.')}")
+    if at + 1 != len(data):  # the last one was STOP
+        raise ValueError(f"{len(data) - at - 1} bytes behind the end of the pickle")
