@@ -16,6 +16,7 @@ from agl_async_ckpt.agl.locate import decide, follow, locate, output_folder, ver
 from agl_async_ckpt.agl.report import ResumeReport
 from agl_async_ckpt.agl.retention import remove_leftovers
 from agl_async_ckpt.agl.session import Session
+from agl_async_ckpt.codec.loader_state import pass_has_ended, rows_yielded
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError, StateMismatchError
 from agl_async_ckpt.folder.decision import Position
@@ -140,9 +141,9 @@ def _begin_plain_ledger(trainer: internals.Trainer, session: Session) -> None:
 
 def _rows_of(loader_state: Mapping[str, Any] | None) -> int | None:
     """Rows of the pass that the loader has handed out; a state after the end of a pass opens a new one."""
-    if not loader_state or internals.pass_has_ended(loader_state):
+    if not loader_state or pass_has_ended(loader_state):
         return 0
-    return internals.rows_yielded(loader_state)
+    return rows_yielded(loader_state)
 
 
 def _enter(trainer: internals.Trainer, session: Session, folder: Path) -> None:

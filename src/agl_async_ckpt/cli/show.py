@@ -11,9 +11,10 @@ from agl_async_ckpt.cli import output
 from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK
 from agl_async_ckpt.cli.parsing import add_command
-from agl_async_ckpt.cli.show_text import DEFAULT_COLUMNS, age_s, batch_row, print_state, rows_yielded
+from agl_async_ckpt.cli.show_text import DEFAULT_COLUMNS, age_s, batch_row, print_state
 from agl_async_ckpt.cli.target import Target, find_target, is_checkpoint_folder, no_checkpoints
 from agl_async_ckpt.cli.values import plain
+from agl_async_ckpt.codec.loader_state import rows_yielded
 from agl_async_ckpt.exceptions import MissingStateError
 from agl_async_ckpt.folder.decision import decide_latest
 from agl_async_ckpt.folder.step_check import has_state
@@ -144,7 +145,7 @@ def _as_json(
         "step": state.global_step,
         "epoch": state.epoch,
         "exhausted": state.exhausted,
-        "rows_pulled_in_epoch": rows_yielded(state),
+        "rows_pulled_in_epoch": rows_yielded(state.loader_state),
         "saved_at": trailer.saved_at,
         "run_id": state.run_id,
         "parent_run_id": state.parent_run_id,

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agl_async_ckpt.agl import internals
 from agl_async_ckpt.cli import output
 from agl_async_ckpt.cli.values import is_array, short
+from agl_async_ckpt.codec.loader_state import rows_yielded
 from agl_async_ckpt.state import Batch, InputState, PromptGroup
 from agl_async_ckpt.storage.trailer import Trailer
 from agl_async_ckpt.words import plural
@@ -59,20 +59,12 @@ def print_state(
 
 def position_words(state: InputState) -> str:
     """Say how far the loader is in its epoch."""
-    rows, length = rows_yielded(state), state.fingerprint.must_match.get("dataset length")
+    rows, length = rows_yielded(state.loader_state), state.fingerprint.must_match.get("dataset length")
     if state.exhausted:
         return "the loader has handed out its last batch"
     if rows is None:
         return "how far the loader is cannot be told from its state"
     return f"the loader has handed out {rows}{'' if length is None else f' of {length}'} rows"
-
-
-def rows_yielded(state: InputState) -> int | None:
-    """Rows that the loader has handed out in this epoch; None if its state cannot tell."""
-    try:
-        return internals.rows_yielded(state.loader_state)
-    except (KeyError, TypeError, ValueError, AttributeError):  # the state of another version of torchdata
-        return None
 
 
 def _print_buffered(state: InputState, wanted: Sequence[str] | None, limit: int) -> None:

@@ -22,6 +22,7 @@ from agl_async_ckpt.agl.inputs.loader_position import (
     rows_to_read_ahead,
     with_next_rows,
 )
+from agl_async_ckpt.codec.loader_state import rows_yielded, state_for_workers
 from agl_async_ckpt.exceptions import StateMismatchError
 from agl_async_ckpt.state import Batch, Fingerprint, InputState
 from tests.contract import broken
@@ -113,7 +114,7 @@ def test_pass_continues_under_another_number_of_workers(
             later.sampler.generator.set_state(source.sampler.generator.get_state())
         if position < 4:
             wanted = [order[4 * position :], rows_of(later)]
-            assert internals.rows_yielded(state.loader_state) == 4 * position
+            assert rows_yielded(state.loader_state) == 4 * position
         else:
             wanted = [rows_of(later), rows_of(later)]
         assert found == wanted, torchdata_broken(f"a state is the sampler's, whoever draws; position {position}")
@@ -129,7 +130,7 @@ def test_state_has_the_keys_that_a_conversion_reads_and_writes(num_workers: int)
         target = loader(other)
         next(iter(target))
         wanted = target.state_dict()
-        converted = internals.state_for_workers(state, other)
+        converted = state_for_workers(state, other)
         assert converted.keys() == wanted.keys(), torchdata_broken("the keys of a loader state")
         if other:
             assert converted["_snapshot"].keys() == wanted["_snapshot"].keys(), torchdata_broken(
@@ -147,7 +148,7 @@ def test_seed_of_workers_is_kept_between_numbers_of_workers() -> None:
     """Augmentation in a worker is seeded by it."""
     state = loader(2).state_dict()
     seed = state["_snapshot"]["_main_snapshot"]["_base_seed"]
-    assert internals.state_for_workers(state, 3)["_snapshot"]["_main_snapshot"]["_base_seed"] == seed
+    assert state_for_workers(state, 3)["_snapshot"]["_main_snapshot"]["_base_seed"] == seed
 
 
 @pytest.mark.parametrize("now", [1, 2, 3, 4, 5, 6, 9, 14])

@@ -14,6 +14,7 @@ from verl.trainer.main_ppo import create_rl_sampler
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from agl_async_ckpt.agl import internals
+from agl_async_ckpt.codec.loader_state import pass_has_ended, rows_yielded
 from agl_async_ckpt.exceptions import ActivationError, StateMismatchError
 from agl_async_ckpt.storage import layout
 from tests.contract import broken
@@ -194,7 +195,7 @@ def test_loader_state_that_waits_is_read_without_opening_an_iterator() -> None:
     second.train_dataloader.load_state_dict(first.state_dict())
     waiting = internals.loaded_loader_state(second)
     assert waiting is not None, torchdata("a loaded state waits in next_iter_state")
-    assert internals.rows_yielded(waiting) == 2
+    assert rows_yielded(waiting) == 2
     iter(second.train_dataloader)
     assert internals.loaded_loader_state(second) is None
 
@@ -206,11 +207,11 @@ def test_loader_state_counts_the_rows_that_were_handed_out(num_workers: int) -> 
     iterator = iter(trainer.train_dataloader)
     for position in range(6):
         state = internals.loader_state(trainer)
-        assert internals.rows_yielded(state) == 2 * position, torchdata("the state tells how many rows were yielded")
-        assert not internals.pass_has_ended(state)
+        assert rows_yielded(state) == 2 * position, torchdata("the state tells how many rows were yielded")
+        assert not pass_has_ended(state)
         assert internals.is_exhausted(trainer, state) == (position == 5)
         next(iterator, None)
-    assert internals.pass_has_ended(internals.loader_state(trainer))
+    assert pass_has_ended(internals.loader_state(trainer))
     assert internals.is_exhausted(trainer, internals.loader_state(trainer)), torchdata(
         "the state tells that a pass has ended"
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.inputs.fingerprint import LOADER_BATCH, NUM_WORKERS, Difference
+from agl_async_ckpt.codec.loader_state import obstacle_to_conversion, pass_has_ended, rows_yielded, state_for_workers
 from agl_async_ckpt.exceptions import StateMismatchError
 from agl_async_ckpt.state import Batch, Fingerprint, InputState, num_rows
 
@@ -32,7 +33,7 @@ def loader_differences(trainer: internals.Trainer, state: InputState) -> list[Di
     if all(saved == current for _, saved, current in changes):
         return []
     versions = state.written_by.get("torchdata"), internals.written_by().get("torchdata")
-    obstacle = internals.obstacle_to_conversion(state.loader_state, versions)
+    obstacle = obstacle_to_conversion(state.loader_state, versions)
     if obstacle is None:
         return []
     return [Difference(name, saved, current, obstacle) for name, saved, current in changes if saved != current]
@@ -90,7 +91,7 @@ def open_loader(trainer: internals.Trainer, state: InputState) -> Batch | None:
             num_ahead,
         )
     if saved_workers != loader.num_workers:
-        loader_state = internals.state_for_workers(loader_state, loader.num_workers)
+        loader_state = state_for_workers(loader_state, loader.num_workers)
     internals.restore_loader(trainer, loader_state)
     return buffered
 
@@ -99,9 +100,9 @@ def rows_to_read_ahead(trainer: internals.Trainer, state: InputState) -> int:
     """Return how many of the rows that the saved run would still take of the pass do not fill a batch of this run."""
     loader = trainer.train_dataloader
     saved_batch = _saved(state, LOADER_BATCH, loader.batch_size)
-    if saved_batch == loader.batch_size or not loader.drop_last or internals.pass_has_ended(state.loader_state):
+    if saved_batch == loader.batch_size or not loader.drop_last or pass_has_ended(state.loader_state):
         return 0
-    rows = internals.rows_yielded(state.loader_state)
+    rows = rows_yielded(state.loader_state)
     assert rows is not None, "loader_differences refuses a state that cannot tell"
     to_come = (len(loader.sampler) - rows) // saved_batch * saved_batch
     return to_come % loader.batch_size
@@ -118,7 +119,7 @@ def _read_ahead(loader: Any, loader_state: Mapping[str, Any], num_ahead: int) ->
     reader: Any = StatefulDataLoader(
         loader.dataset, batch_size=num_ahead, sampler=loader.sampler, collate_fn=loader.collate_fn
     )
-    reader.load_state_dict(internals.state_for_workers(loader_state, 0))
+    reader.load_state_dict(state_for_workers(loader_state, 0))
     batch = next(iter(reader))
     return batch, reader.state_dict()
 

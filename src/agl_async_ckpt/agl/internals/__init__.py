@@ -6,18 +6,13 @@ Each access says why there is no public way. `tests/agl/internals` fail clearly 
 from agl_async_ckpt.agl.internals.configs import overridden
 from agl_async_ckpt.agl.internals.dataset import index_values, stored_table
 from agl_async_ckpt.agl.internals.loader import (
-    TORCHDATA_STATES,
     is_exhausted,
     loaded_loader_state,
     loader_state,
     next_rows,
-    obstacle_to_conversion,
-    pass_has_ended,
     require_stateful_sampler,
     reset_loader,
     restore_loader,
-    rows_yielded,
-    state_for_workers,
     stateful_parts,
 )
 from agl_async_ckpt.agl.internals.process import (
