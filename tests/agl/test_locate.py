@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,9 @@ import pytest
 from agl_async_ckpt.agl.locate import explicit_step, follow, locate, output_folder, verl_choice
 from agl_async_ckpt.exceptions import CheckpointNotFoundError, StateMismatchError
 from agl_async_ckpt.folder.decision import decide_latest
-from agl_async_ckpt.folder.seal import write_seal
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name
-from agl_async_ckpt.storage.writer import TrailerWriter
+from tests.folder.made import plain_save, save_step
 from tests.rig.bare import bare_trainer
-from tests.storage.test_container import archive, trailer
-
-
-def make_step(out: Path, step: int, *, sealed: bool = True) -> Path:
-    """A complete step; unsealed, only the tracker can prove it. The tracker names it."""
-    folder = out / step_name(step)
-    (folder / "actor").mkdir(parents=True)
-    (folder / "actor" / "model.pt").write_text("weights")
-    (folder / "data.pt").write_bytes(archive(b"loader state"))
-    with (folder / FILE_NAME).open("wb") as file, TrailerWriter(file.fileno()) as writer:
-        writer.write(archive())
-        writer.finish(lambda num_bytes: replace(trailer(num_bytes), global_step=step))
-    (out / TRACKER_NAME).write_text(str(step))
-    if sealed:
-        write_seal(folder, use_critic=False, async_save=False)
-    return folder
-
-
-def plain_step(out: Path, step: int) -> Path:
-    """A step as VERL alone writes it."""
-    folder = out / step_name(step)
-    (folder / "actor").mkdir(parents=True)
-    (folder / "data.pt").write_bytes(archive(b"loader state"))
-    (out / TRACKER_NAME).write_text(str(step))
-    return folder
 
 
 def trainer(out: Path | str, mode: str = "auto", path: Any = None) -> Any:
@@ -52,7 +25,7 @@ def trainer(out: Path | str, mode: str = "auto", path: Any = None) -> Any:
 def out(tmp_path: Path) -> Path:
     """An output folder with complete steps 2, 4 and 6; the tracker names 6."""
     for step in (2, 4, 6):
-        make_step(tmp_path / "out", step)
+        save_step(tmp_path / "out", step)
     return tmp_path / "out"
 
 
@@ -124,14 +97,14 @@ def test_selected_step_with_a_damaged_input_file_is_left_to_be_refused(out: Path
 
 def test_selected_step_of_the_plain_trainer_is_taken_as_it_is(out: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whether it may lack an input state is for the caller to say."""
-    plain_step(out, 8)
+    plain_save(out, 8)
     assert follow(decide_latest(out)) == out / "global_step_8"
     assert caplog.messages == []
 
 
 def test_unsealed_step_counts_only_if_the_tracker_names_it(out: Path) -> None:
     """A save that died before its tracker is not chosen, though it is the newest."""
-    make_step(out, 8, sealed=False)
+    save_step(out, 8, sealed=False)
     assert follow(decide_latest(out)) == out / "global_step_8"
     (out / TRACKER_NAME).write_text("6")
     assert follow(decide_latest(out)) == out / "global_step_6"
@@ -157,7 +130,7 @@ def test_steps_of_which_none_is_complete_are_an_error(out: Path) -> None:
 def test_newest_means_highest_number(tmp_path: Path) -> None:
     """10 comes after 9, whatever the order of names."""
     for step in (9, 10):
-        make_step(tmp_path, step)
+        save_step(tmp_path, step)
     (tmp_path / TRACKER_NAME).write_text("")
     assert follow(decide_latest(tmp_path)) == tmp_path / "global_step_10"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agl_async_ckpt.cli.main import main
-from tests.cli.folders import run_folder
+from tests.folder.made import run_folder
 
 
 @dataclass(frozen=True)

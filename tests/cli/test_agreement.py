@@ -18,7 +18,7 @@ from agl_async_ckpt.folder.plan import plan_explicit, plan_latest
 from agl_async_ckpt.folder.run_identity import read_run
 from agl_async_ckpt.folder.soundness import verify_folder, verify_step
 from agl_async_ckpt.folder.steps import list_steps
-from tests.cli.folders import DAMAGES, run_folder
+from tests.folder.made import DAMAGES, run_folder
 
 SESSION: Any = SimpleNamespace(config=SimpleNamespace(on_mismatch="error"))
 

@@ -14,7 +14,7 @@ from agl_async_ckpt.folder.run_identity import begin_life
 from agl_async_ckpt.storage.container import read_trailer
 from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME
 from tests.cli.conftest import Cli
-from tests.cli.folders import begin_run, flip, plain_save, save_step
+from tests.folder.made import begin_run, flip, plain_save, save_step
 
 KEYS = [
     "step",

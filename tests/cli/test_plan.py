@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
 from tests.cli.conftest import Cli
-from tests.cli.folders import flip, plain_save, save_step
+from tests.folder.made import flip, plain_save, save_step
 
 
 def test_empty_step_is_no_checkpoint_to_resume_from(cli: Cli, out: Path) -> None:

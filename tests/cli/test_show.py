@@ -13,7 +13,7 @@ import torch
 
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
 from tests.cli.conftest import Cli
-from tests.cli.folders import group, plain_save, save_step
+from tests.folder.made import group, plain_save, save_step
 from tests.golden.sample import GOLDEN, objects
 
 

@@ -12,7 +12,7 @@ import pytest
 from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME
 from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME
 from tests.cli.conftest import Cli
-from tests.cli.folders import DAMAGES, flip, plain_save, save_step
+from tests.folder.made import DAMAGES, flip, plain_save, save_step
 
 
 def test_sound_run_is_said_to_be_sound(cli: Cli, out: Path) -> None:

@@ -37,7 +37,7 @@ from agl_async_ckpt.storage.container import read_trailer
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, LOCK_FILE_NAME, STOP_NAME, step_name
 from agl_async_ckpt.storage.trailer import BLANK_DIGEST
 from agl_async_ckpt.storage.writer import TrailerWriter
-from tests.cli.folders import begin_run, save_step
+from tests.folder.made import begin_run, save_step
 from tests.golden.sample import objects, small_state
 
 OUT = Path("checkpoints/my_run")

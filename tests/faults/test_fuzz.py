@@ -20,8 +20,8 @@ from agl_async_ckpt.folder.steps import TrackerProblem, read_tracker
 from agl_async_ckpt.storage.container import read_trailer, verify
 from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME
 from tests.faults.figures import Count
-from tests.folder.test_seal import make_step
-from tests.storage.test_container import write
+from tests.folder.made import make_step
+from tests.storage.made import write
 
 SEED = 8
 NUM_INPUTS = {

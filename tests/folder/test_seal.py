@@ -22,7 +22,8 @@ from agl_async_ckpt.folder.models import is_model_file
 from agl_async_ckpt.folder.seal import check_seal, read_seal, write_seal
 from agl_async_ckpt.storage import files
 from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME
-from tests.storage.test_container import archive, write
+from tests.folder.made import make_step
+from tests.storage.made import archive, write
 
 
 @pytest.fixture
@@ -30,17 +31,6 @@ def step_dir(tmp_path: Path) -> Path:
     """A finished save of step 7 with actor and critic, sealed."""
     folder = make_step(tmp_path / "out", 7)
     write_seal(folder, use_critic=True, async_save=False)
-    return folder
-
-
-def make_step(out: Path, step: int) -> Path:
-    folder = out / f"global_step_{step}"
-    for name in ("actor/model_0.pt", "actor/huggingface/config.json", "critic/model_0.pt"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name)
-    write(folder / FILE_NAME)
-    (folder / "data.pt").write_bytes(archive(b"loader state"))
-    (out / TRACKER_NAME).write_text(str(step))
     return folder
 
 

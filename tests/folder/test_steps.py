@@ -20,8 +20,8 @@ from agl_async_ckpt.folder.steps import (
 )
 from agl_async_ckpt.storage.container import FILE_NAME
 from agl_async_ckpt.storage.layout import SEAL_NAME, step_name
-from tests.folder.test_seal import make_step
-from tests.storage.test_container import write
+from tests.folder.made import make_step
+from tests.storage.made import write
 
 
 def look(step_dir: Path, full: bool = True) -> StepInfo:

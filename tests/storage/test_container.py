@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import io
 import json
 import os
 import struct
@@ -28,48 +27,11 @@ from agl_async_ckpt.exceptions import (
 )
 from agl_async_ckpt.storage import container
 from agl_async_ckpt.storage.container import is_whole_zip, read_trailer, read_verified, verify
-from agl_async_ckpt.storage.trailer import BLANK_DIGEST, MAX_TRAILER_BYTES, Trailer
+from agl_async_ckpt.storage.trailer import BLANK_DIGEST, MAX_TRAILER_BYTES
 from agl_async_ckpt.storage.writer import TrailerWriter
+from tests.storage.made import COUNTS, archive, trailer, write
 
 READERS = [read_trailer, verify, read_verified]
-COUNTS = {
-    "num_buffered_inputs": 1,
-    "num_carry_over_groups": 2,
-    "num_carry_over_rollouts": 4,
-    "num_finished_rollouts": 1,
-}
-
-
-def archive(content: bytes = b"x" * 300, compression: int = zipfile.ZIP_STORED) -> bytes:
-    """A zip file laid out as torch lays it out."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", compression) as zipped:
-        zipped.writestr("archive/data.pkl", content)
-        zipped.writestr("archive/version", b"3\n")
-    return file.getvalue()
-
-
-def trailer(num_zip_bytes: int) -> Trailer:
-    return Trailer(
-        format_version=FORMAT_VERSION,
-        global_step=7,
-        epoch=2,
-        exhausted=True,
-        run_id="run-1",
-        parent_run_id=None,
-        counts=COUNTS,
-        saved_at=1700000000.5,
-        written_by={"agl-async-ckpt": "0.1.0"},
-        num_zip_bytes=num_zip_bytes,
-    )
-
-
-def write(path: Path, content: bytes | None = None) -> Path:
-    """Write a file of this format with the real writer."""
-    with path.open("wb") as file, TrailerWriter(file.fileno()) as writer:
-        writer.write(archive() if content is None else content)
-        writer.finish(trailer)
-    return path
 
 
 def forge(path: Path, comment: bytes, zipped: bytes | None = None) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from agl_async_ckpt.storage.commit import commit_state
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name
 from agl_async_ckpt.storage.writer import TrailerWriter
 from tests.golden.sample import objects, small_state
+from tests.storage.made import archive, write
 
 
 def group(data_id: str, step: int, row: dict[str, Any], num_finished: int = 0) -> PromptGroup:
@@ -63,8 +63,19 @@ def plain_save(out: Path, step: int) -> Path:
     folder = out / step_name(step)
     (folder / "actor").mkdir(parents=True, exist_ok=True)
     (folder / "actor" / "model.pt").write_text("weights")
-    with zipfile.ZipFile(folder / LOADER_FILE_NAME, "w") as archive:
-        archive.writestr("data.pkl", b"loader state")
+    (folder / LOADER_FILE_NAME).write_bytes(archive(b"loader state"))
+    (out / TRACKER_NAME).write_text(str(step))
+    return folder
+
+
+def make_step(out: Path, step: int) -> Path:
+    """Make an unsealed save with actor and critic, whose input file is a small one, made without torch."""
+    folder = out / f"global_step_{step}"
+    for name in ("actor/model_0.pt", "actor/huggingface/config.json", "critic/model_0.pt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    write(folder / FILE_NAME)
+    (folder / LOADER_FILE_NAME).write_bytes(archive(b"loader state"))
     (out / TRACKER_NAME).write_text(str(step))
     return folder
 
