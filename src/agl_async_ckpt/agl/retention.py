@@ -16,10 +16,8 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.exceptions import AsyncCheckpointError
@@ -30,63 +28,35 @@ from agl_async_ckpt.storage.layout import FILE_NAME, MODEL_FOLDERS, SEAL_NAME, s
 
 log = logging.getLogger(__name__)
 
-KEEP_KEYS = {"actor": "max_actor_ckpt_to_keep", "critic": "max_critic_ckpt_to_keep"}
-DEPRECATED_KEEP_ONE = "remove_previous_ckpt_in_save"
-
 
 class Retention:
     """Keeps and removes models for one trainer object, over all of its `fit()` calls: its workers remember as long."""
 
     def __init__(self) -> None:
-        self._known_to_verl: dict[str, list[int]] = {role: [] for role in MODEL_FOLDERS}
-        """The steps of VERL's list, the oldest first. One more than there are where a save has failed early."""
+        self._workers = internals.WorkerLists()
         self._sealed: set[int] = set()
         self._seen: dict[str, bool] = dict.fromkeys(MODEL_FOLDERS, False)
         """Whether the driver saw models at the last save."""
         self._warned: set[Path] = set()
 
-    @contextmanager
-    def during_save(self, trainer: internals.Trainer) -> Iterator[None]:
-        """Have VERL's workers remove nothing that must stay, for the time of a save."""
-        section, step = trainer.config.trainer, int(trainer.global_steps)
-        self._sealed.discard(step)
-        self._make_room(trainer)
-        numbers = numbers_to_keep(trainer)
-        changed: dict[str, Any] = {}
-        num_removed: dict[str, int] = {}
-        for role, number in numbers.items():
-            known = self._known_to_verl[role]
-            kept = self._kept_while_saving(trainer, role, number)
-            num_removed[role] = next((i for i, other in enumerate(known) if other in kept), len(known))
-            changed[KEEP_KEYS[role]] = len(known) + 1 - num_removed[role] if num_removed[role] else None
-        if section.get(DEPRECATED_KEEP_ONE, False):
-            changed[DEPRECATED_KEEP_ONE] = False
-        try:
-            with internals.overridden(section, **changed):
-                yield
-            for role, number in num_removed.items():
-                del self._known_to_verl[role][:number]
-        finally:
-            for role in numbers:
-                self._known_to_verl[role].append(step)
+    def during_save(self, trainer: internals.Trainer) -> AbstractContextManager[None]:
+        """Make room for a save, and have VERL's workers remove nothing in it that must stay."""
+        numbers, folder = internals.numbers_to_keep(trainer), internals.step_folder(trainer).parent
+        in_background = internals.saves_asynchronously(trainer)
+        self._sealed.discard(int(trainer.global_steps))
+        if not in_background:  # what goes after the save anyway goes before: a disk that is enough for VERL is enough
+            self._remove_surplus(trainer, {role: max(1, number - 1) for role, number in numbers.items()})
 
-    def _kept_while_saving(self, trainer: internals.Trainer, role: str, number: int) -> set[int]:
-        """Steps whose models VERL must keep while it saves one, of those that it knows.
+        def must_stay(role: str, known: list[int]) -> set[int]:
+            # Where the driver sees the models, it removes them after the save. Elsewhere only VERL does, at the next
+            # save: there it keeps no more than by itself, and one beside the new one, or none in the background, where
+            # it removes once the new one is there.
+            beside = numbers[role] if self._seen[role] else max(0 if in_background else 1, numbers[role] - 1)
+            newest = sorted(self._sealed.intersection(known), reverse=True)[:beside]
+            pinned = (step for step in known if _must_stay(trainer, folder / step_name(step)))
+            return {int(trainer.global_steps), *newest, *pinned}
 
-        Where the driver sees the models, it removes them after the save, and VERL keeps as many as the run does beside
-        the new one. Elsewhere VERL is the only one who removes them, and at the next save only: there it keeps no more
-        than it would by itself, and at least one beside the new one. In the background it removes when the new one is
-        there.
-        """
-        least = 0 if internals.saves_asynchronously(trainer) else 1
-        num_beside = number if self._seen[role] else max(least, number - 1)
-        known, step, folder = (
-            self._known_to_verl[role],
-            int(trainer.global_steps),
-            internals.step_folder(trainer).parent,
-        )
-        beside = sorted((self._sealed & set(known)) - {step}, reverse=True)[:num_beside]
-        return {step, *beside, *(other for other in known if _must_stay(trainer, folder / step_name(other)))}
+        return self._workers.held_back(trainer, must_stay)
 
     def after_seal(self, trainer: internals.Trainer) -> None:
         """Note that the step is sealed, and remove the models beyond the number to keep.
@@ -94,7 +64,6 @@ class Retention:
         What cannot be removed, or looked at, takes up space; it is no reason to end a training that has saved.
         """
         self._sealed.add(int(trainer.global_steps))
-        numbers = numbers_to_keep(trainer)
         try:
             seal = read_seal(internals.step_folder(trainer))
         except AsyncCheckpointError as error:
@@ -102,13 +71,7 @@ class Retention:
             return
         self._seen = {role: bool(seal.files_of(role)) for role in MODEL_FOLDERS}
         if not seal.async_save:
-            self._remove_surplus(trainer, numbers)
-
-    def _make_room(self, trainer: internals.Trainer) -> None:
-        """Before a save, remove the model that goes after it anyway: a disk that is enough for VERL alone is enough."""
-        if not internals.saves_asynchronously(trainer):
-            numbers = numbers_to_keep(trainer)
-            self._remove_surplus(trainer, {role: max(1, number - 1) for role, number in numbers.items()})
+            self._remove_surplus(trainer, internals.numbers_to_keep(trainer))
 
     def _remove_surplus(self, trainer: internals.Trainer, numbers: dict[str, int]) -> None:
         """Remove models beyond `numbers`, without the step that is being saved if that is to be built anew."""
@@ -131,15 +94,6 @@ class Retention:
                     text = "%s cannot be cleaned up: %s. It takes up space until it is."
                     log.warning(text, info.path, error.strerror)
                 self._warned.add(info.path)
-
-
-def numbers_to_keep(trainer: internals.Trainer) -> dict[str, int]:
-    """How many models of each role the run keeps, as VERL reads it; without a role of which it keeps all."""
-    section = trainer.config.trainer
-    keeps_one = bool(section.get(DEPRECATED_KEEP_ONE, False))
-    roles = MODEL_FOLDERS if trainer.use_critic else MODEL_FOLDERS[:1]
-    numbers = {role: 1 if keeps_one else section.get(KEEP_KEYS[role]) for role in roles}
-    return {role: int(number) for role, number in numbers.items() if isinstance(number, int) and number > 0}
 
 
 def choose_surplus(steps: list[StepInfo], numbers: dict[str, int]) -> list[tuple[StepInfo, list[str]]]:

@@ -39,6 +39,7 @@ from agl_async_ckpt.agl.internals.rollouts import (
     triplet_form,
     with_model_request,
 )
+from agl_async_ckpt.agl.internals.saved_models import WorkerLists, numbers_to_keep
 from agl_async_ckpt.agl.internals.start import (
     HOOK_KEY,
     PLUGIN_VARIABLE,
