@@ -21,7 +21,7 @@ from agl_async_ckpt.agl.inputs.input_id import batch_names, knows_positions, req
 from agl_async_ckpt.exceptions import AsyncCheckpointError
 from agl_async_ckpt.folder.run_identity import RunIdentity
 from agl_async_ckpt.ledger.entry import End, Gap, InputName, ResumeKind, Start, Step, position_of
-from agl_async_ckpt.ledger.passes import PassCounter, draws_each_row_once
+from agl_async_ckpt.ledger.passes import PassCounter
 from agl_async_ckpt.ledger.reader import Ledger, read_ledger
 from agl_async_ckpt.ledger.writer import LedgerWriter
 from agl_async_ckpt.state import num_rows
@@ -98,7 +98,7 @@ class Recorder:
             loader_batch=int(loader.batch_size),
             drop_last=bool(loader.drop_last),
             time=time.time(),
-            each_row_once=draws_each_row_once(loader.sampler, len(trainer.train_dataset)),
+            each_row_once=internals.draws_each_row_once(loader.sampler, len(trainer.train_dataset)),
         )
         self._passes = PassCounter(start, num_ahead=num_ahead)
         self._last_line = self._last_step = start.step

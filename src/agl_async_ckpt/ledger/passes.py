@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from agl_async_ckpt.ledger.entry import Start
-
-
-def draws_each_row_once(sampler: Any, num_rows: int) -> bool:
-    """Whether a pass of a sampler draws each of the `num_rows` rows of the dataset once, as its class shows.
-
-    Of a sampler of a user's own nothing is known.
-    """
-    from torch.utils.data import SequentialSampler
-    from torchdata.stateful_dataloader.sampler import RandomSampler
-
-    if len(sampler) != num_rows:
-        return False
-    return type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
 
 
 class PassCounter:

@@ -6,6 +6,7 @@ Each access says why there is no public way. `tests/agl/internals` fail clearly 
 from agl_async_ckpt.agl.internals.configs import overridden
 from agl_async_ckpt.agl.internals.dataset import index_values, stored_table
 from agl_async_ckpt.agl.internals.loader import (
+    draws_each_row_once,
     is_exhausted,
     loaded_loader_state,
     loader_state,

@@ -16,6 +16,19 @@ def loader_state(trainer: Trainer) -> dict[str, Any]:
     return trainer.train_dataloader.state_dict()
 
 
+def draws_each_row_once(sampler: Any, num_rows: int) -> bool:
+    """Tell whether a pass of a sampler draws each of the `num_rows` rows of the data set once, as its class shows.
+
+    Of a sampler of a user's own nothing is known.
+    """
+    from torch.utils.data import SequentialSampler
+    from torchdata.stateful_dataloader.sampler import RandomSampler
+
+    if len(sampler) != num_rows:
+        return False
+    return type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+
+
 def next_rows(trainer: Trainer, state: Mapping[str, Any], num: int) -> list[int] | None:
     """Data set rows that the loader hands out next in its pass, as this torch draws them; None if it cannot be told.
 
