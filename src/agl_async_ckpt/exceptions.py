@@ -13,7 +13,8 @@ AsyncCheckpointError
 ├── StateMismatchError (ValueError)       a sound file that does not fit this step or this run
 ├── UnencodableValueError (TypeError)     an input that the file format cannot carry
 ├── StateWriteError (OSError)             the input state was not published
-└── ServerError (ConnectionError)         the agl-server cannot be reached, or refuses what is needed
+├── ServerError (ConnectionError)         the agl-server cannot be reached, or refuses what is needed
+└── UsageError                            a command, or a picture of a run, that cannot be had as it was asked for
 
 Not errors: a training that was asked to stop, has saved, and has ended before its last step.
 
@@ -115,6 +116,10 @@ class StateWriteError(AsyncCheckpointError, OSError):
 
 class ServerError(AsyncCheckpointError, ConnectionError):
     """The agl-server cannot be reached, or answers what cannot be worked with; the checkpoint is untouched."""
+
+
+class UsageError(AsyncCheckpointError):
+    """What was asked for cannot be done as it was asked for: exit code 2 of the command."""
 
 
 EXIT_STOPPED = 75

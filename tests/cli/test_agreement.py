@@ -113,24 +113,3 @@ def test_plan_prints_the_text_that_the_log_of_the_resume_has(tmp_path: Path) -> 
     assert state is not None
     report = ResumeReport(decision.step_dir, decision.reason, Position.of(state))
     assert plan_latest(out).text == report.restored_text()
-
-
-def test_without_torch_every_byte_is_checked_and_decoding_is_said_to_be_left_out(
-    damaged: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same verdicts, but for a whole file that cannot be decoded."""
-    steps = list_steps(damaged)
-    with_torch = [verify_step(info, steps).sound for info in steps]
-    plan = plan_latest(damaged)
-    monkeypatch.setattr("agl_async_ckpt.folder.step_check._loader", lambda: None)
-    reports = [verify_step(info, steps) for info in steps]
-    only_decoding = "holds no input state" in plan.text or "holds what no input state" in plan.text
-    if not only_decoding:
-        assert [report.sound for report in reports] == with_torch
-        bare = plan_latest(damaged)
-        assert (bare.action, bare.step_dir) == (plan.action, plan.step_dir)
-        assert bare.action == "refuse" or bare.text == plan.text
-    for report in reports:
-        assert not report.decoded
-        if report.position is not None:
-            assert "torch is not installed" in report.notes[-1].reason

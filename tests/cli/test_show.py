@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -142,22 +140,3 @@ def test_plain_step_and_empty_run_have_nothing_to_show(cli: Cli, tmp_path: Path)
     result = cli("show", tmp_path / "begun")
     assert result.code == 2
     assert "Nothing to show" in result.err
-
-
-def test_without_torch_it_says_what_works_without(cli: Cli, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 2."""
-    import sys
-
-    real = builtins.__import__
-
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("agl_async_ckpt.storage.commit"):
-            raise ImportError("No module named 'torch'")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.delitem(sys.modules, "agl_async_ckpt.storage.commit", raising=False)
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    result = cli("show", out)
-    assert result.code == 2
-    assert "show needs torch" in result.err
-    assert "inspect works without" in result.err

@@ -30,7 +30,6 @@ from agl_async_ckpt.exceptions import AsyncCheckpointError, StopRequested, Train
 from agl_async_ckpt.folder.lock import OutputLock
 from agl_async_ckpt.folder.step_check import check_step, missing_state
 from agl_async_ckpt.folder.stop_request import StopRequest
-from agl_async_ckpt.ledger.plot import require_suffix
 from agl_async_ckpt.state import Fingerprint
 from agl_async_ckpt.storage.commit import commit_state
 from agl_async_ckpt.storage.container import read_trailer
@@ -169,10 +168,6 @@ def _usage_error() -> None:
     find_target("checkpoints/my_rum")
 
 
-def _plot_error() -> None:
-    require_suffix(Path("stream.pdf"))
-
-
 PROVOKED: dict[str, Callable[[], Any]] = {
     "ConfigError": _config_error,
     "ActivationError": _activation_error,
@@ -189,7 +184,6 @@ PROVOKED: dict[str, Callable[[], Any]] = {
     "TrainingStopped": _training_stopped,
     "StopRequested": _stop_requested,
     "UsageError": _usage_error,
-    "PlotError": _plot_error,
 }
 """Name of the class -> function that raises it, where `make_run` has made a run."""
 

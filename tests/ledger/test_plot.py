@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from agl_async_ckpt.exceptions import UsageError
 from agl_async_ckpt.ledger.cells import Cell
 from agl_async_ckpt.ledger.grid import build_grid
-from agl_async_ckpt.ledger.plot import COLOURS, LABELS, PlotError, plot, verdict
+from agl_async_ckpt.ledger.plot import COLOURS, LABELS, plot, verdict
 from tests.ledger.story import Story, dataset, row
 
 
@@ -104,9 +105,9 @@ def test_every_cell_has_a_colour_and_each_but_the_empty_one_a_label() -> None:
 
 def test_other_formats_and_missing_matplotlib_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to do."""
-    with pytest.raises(PlotError, match=r"\.png, \.svg, \.html"):
+    with pytest.raises(UsageError, match=r"\.png, \.svg, \.html"):
         plot(lossy().audit(), tmp_path / "stream.pdf")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PlotError, match=r"pip install matplotlib"):
+    with pytest.raises(UsageError, match=r"pip install matplotlib"):
         plot(lossy().audit(), tmp_path / "stream.png")
     assert not list(tmp_path.iterdir())

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agl_async_ckpt.cli import output
-from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
 from agl_async_ckpt.cli.target import find_target
-from agl_async_ckpt.exceptions import CheckpointNotFoundError
+from agl_async_ckpt.exceptions import CheckpointNotFoundError, UsageError
 from agl_async_ckpt.ledger.entry import InputName, position_of
 from agl_async_ckpt.words import plural
 
@@ -70,7 +69,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Audit the run; returns the exit code."""
     from agl_async_ckpt.ledger.audit import audit
-    from agl_async_ckpt.ledger.plot import PlotError, plot, require_suffix
+    from agl_async_ckpt.ledger.plot import plot, require_suffix
 
     try:
         if args.plot is not None:
@@ -78,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
         result = audit(find_target(args.path).path)
         if args.plot is not None:
             plot(result, Path(args.plot))
-    except (CheckpointNotFoundError, PlotError) as error:
-        raise UsageError(str(error)) from None
+    except CheckpointNotFoundError as error:
+        raise UsageError(error.fact, error.rows, error.act) from None
     if args.json:
         output.print_json(result.as_json())
     else:

@@ -19,9 +19,8 @@ from typing import Any
 
 from agl_async_ckpt._version import __version__
 from agl_async_ckpt.cli import output
-from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_PROBLEMS, EXIT_USAGE
-from agl_async_ckpt.exceptions import AsyncCheckpointError
+from agl_async_ckpt.exceptions import AsyncCheckpointError, UsageError
 
 PROG = "agl-async-ckpt"
 COMMANDS = ("inspect", "show", "verify", "plan", "audit", "stop")

@@ -154,14 +154,12 @@ def display_width(text: str) -> int:
 def _print_rich(
     headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], spare: Sequence[str]
 ) -> bool:
-    """Draw with rich, which reads NO_COLOR itself; False where it is not installed, or would cut columns off."""
-    try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        return False
+    """Draw with rich, which reads NO_COLOR itself; False, and nothing drawn, where it would cut columns off."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     console = Console()
     widths = [max(map(display_width, column)) for column in zip(headers, *rows, strict=True)]
     shown = list(range(len(headers)))

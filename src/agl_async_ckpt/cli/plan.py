@@ -6,10 +6,10 @@ import argparse
 from typing import Any
 
 from agl_async_ckpt.cli import output
-from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
 from agl_async_ckpt.cli.target import Target, find_target
+from agl_async_ckpt.exceptions import UsageError
 from agl_async_ckpt.folder.plan import ResumePlan, plan_explicit, plan_latest
 
 EXAMPLES = """\

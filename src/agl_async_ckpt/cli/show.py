@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.cli import output
-from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK
 from agl_async_ckpt.cli.parsing import add_command
 from agl_async_ckpt.cli.show_text import DEFAULT_COLUMNS, age_s, batch_row, print_state
 from agl_async_ckpt.cli.target import Target, find_target, is_checkpoint_folder, no_checkpoints
 from agl_async_ckpt.cli.values import plain
 from agl_async_ckpt.codec.loader_state import rows_yielded
-from agl_async_ckpt.exceptions import MissingStateError
+from agl_async_ckpt.exceptions import MissingStateError, UsageError
 from agl_async_ckpt.folder.decision import decide_latest
 from agl_async_ckpt.folder.step_check import has_state
 from agl_async_ckpt.state import Batch, InputState, PromptGroup
@@ -33,7 +32,7 @@ examples:
 exit codes:
   0  shown
   1  the step has no input state, or a damaged one
-  2  there is no such path or column, it cannot be read, or torch is not installed
+  2  there is no such path or column, or it cannot be read
 """
 DEFAULT_ROWS = 5
 
@@ -45,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
         "show",
         "show what a step holds: position, buffered rows, groups in flight",
         "Show what the input state of one step holds: the place in the epoch, the buffered rows, and the prompt groups "
-        "in flight, oldest first. The file is verified before it is read, with weights_only=True. Needs torch.",
+        "in flight, oldest first. The file is verified before it is read, with weights_only=True.",
         EXAMPLES,
     )
     parser.add_argument(
@@ -68,13 +67,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show; returns the exit code."""
+    from agl_async_ckpt.storage.commit import load_state
+
     path = _file(find_target(args.path))
-    try:
-        from agl_async_ckpt.storage.commit import load_state
-    except ImportError as error:
-        raise UsageError(
-            f"show needs torch, which cannot be imported here ({error}); inspect works without."
-        ) from error
     state, trailer = load_state(path), read_trailer(path)
     inputs = [_input(group) for group in state.carry_over]
     _require_columns(args.column, state.buffered_batch, inputs)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.cli import output
-from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
 from agl_async_ckpt.cli.target import find_target, is_checkpoint_folder
+from agl_async_ckpt.exceptions import UsageError
 from agl_async_ckpt.folder.lock import current_holder, locks_work, read_holder
 from agl_async_ckpt.folder.steps import TrackerProblem, read_tracker
 from agl_async_ckpt.folder.stop_request import StopRequest, read_request, request_stop

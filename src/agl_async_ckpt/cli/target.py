@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agl_async_ckpt.cli.errors import UsageError
-from agl_async_ckpt.exceptions import StateFormatError, UnsupportedVersionError
+from agl_async_ckpt.exceptions import StateFormatError, UnsupportedVersionError, UsageError
 from agl_async_ckpt.folder.steps import StepInfo, inspect_step, list_steps, read_branch, read_tracker
 from agl_async_ckpt.storage.container import read_trailer
 from agl_async_ckpt.storage.layout import FILE_NAME, RUN_FILE_NAME, TRACKER_NAME, parse_step

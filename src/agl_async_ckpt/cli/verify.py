@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.cli import output
-from agl_async_ckpt.cli.errors import UsageError
 from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
 from agl_async_ckpt.cli.target import find_target, is_checkpoint_folder, no_checkpoints, require_input_file
+from agl_async_ckpt.exceptions import UsageError
 from agl_async_ckpt.folder.soundness import Finding, Report, verify_file, verify_folder, verify_step
 from agl_async_ckpt.folder.steps import list_steps
 from agl_async_ckpt.words import plural
@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
         "verify",
         "check everything that a resume would check",
         "Check everything that a resume would check: every byte of the input states against their checksums, the "
-        "seals, data.pt, the model files, tracker and run file. Input states are decoded if torch is installed. "
+        "seals, data.pt, the model files, tracker and run file. Input states are decoded. "
         "Whether the dataset and the settings of a run fit is for its start to say.",
         EXAMPLES,
     )

@@ -19,8 +19,6 @@ from agl_async_ckpt.storage.layout import TRACKER_NAME
 
 Action = Literal["resume", "resume_without_position", "scratch", "refuse"]
 
-NOT_DECODED = "torch is not installed here: every byte was verified, decoding was not tried."
-
 
 @dataclass(frozen=True)
 class ResumePlan:
@@ -87,20 +85,18 @@ def _plan(decision: Decision) -> ResumePlan:
         return ResumePlan("resume_without_position", step_dir, text, (*warnings, plain_step_text(step_dir)))
     check = check_step(step_dir)
     refusal = check.refusal
-    saved = check.state or check.trailer
-    if refusal is not None or saved is None:
-        assert refusal is not None
+    if refusal is not None:
         return _refusal(refusal)
-    dropped = dropped_text(check.state, step_dir) if check.state is not None else None
-    position = Position.of(saved)
+    assert check.state is not None
+    dropped = dropped_text(check.state, step_dir)
+    position = Position.of(check.state)
     return ResumePlan(
         "resume",
         step_dir,
         position_text(step_dir, decision.reason, position),
         warnings if dropped is None else (*warnings, dropped),
-        () if check.decoded else (NOT_DECODED,),
-        position,
-        decision.repairs_tracker,
+        position=position,
+        repairs_tracker=decision.repairs_tracker,
     )
 
 

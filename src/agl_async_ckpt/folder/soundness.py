@@ -28,7 +28,6 @@ from agl_async_ckpt.folder.steps import StepInfo, TrackerProblem, read_tracker
 from agl_async_ckpt.storage.files import leftover_temps
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
 
-NOT_DECODED = "torch is not installed here: every byte was verified, decoding was not tried"
 PLAIN = "saved while the extension was not active: it holds no input position"
 
 
@@ -93,17 +92,14 @@ def verify_step(info: StepInfo, steps: Sequence[StepInfo]) -> Report:
         _judge_absence(info, report, newest)
         return report
     check = check_step(info.path)
-    report.decoded = check.decoded and check.state is not None
+    report.decoded = check.state is not None
     if check.error is not None:
         report.problems.append(_from_error(check.error, info.path / FILE_NAME, _advice(newest)))
     report.problems += [Finding(info.path, problem, _advice(newest)) for problem in check.problems]
-    saved = check.state or check.trailer
-    if saved is not None and check.error is None:
-        report.position = Position.of(saved)
+    if check.state is not None:
+        report.position = Position.of(check.state)
     if check.state is not None and (dropped := dropped_text(check.state, info.path)) is not None:
         report.notes.append(Finding(info.path, dropped))
-    if not check.decoded:
-        report.notes.append(Finding(info.path / FILE_NAME, NOT_DECODED))
     return report
 
 
@@ -111,12 +107,10 @@ def verify_file(path: Path) -> Report:
     """Judge an input file that lies in no step folder: there is nothing to compare it with."""
     report = Report(path)
     check = check_file(path)
-    report.decoded = check.decoded and check.state is not None
+    report.decoded = check.state is not None
     if check.error is not None:
         report.problems.append(_from_error(check.error, path, "Restore it from a copy."))
     report.notes.append(Finding(path, "it lies in no folder global_step_<N>: no seal, model or tracker was looked at"))
-    if not check.decoded:
-        report.notes.append(Finding(path, NOT_DECODED))
     return report
 
 

@@ -1,11 +1,7 @@
-"""What a resume checks of one step before it uses it, without a trainer; the commands `verify` and `plan` ask the same.
-
-Decoding needs torch, the rest does not: where torch is absent everything else is checked, and `decoded` says so.
-"""
+"""What a resume checks of one step before it uses it, without a trainer; `verify` and `plan` ask the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +15,6 @@ from agl_async_ckpt.folder.lock import read_holder
 from agl_async_ckpt.folder.run_identity import RunIdentity, read_run
 from agl_async_ckpt.folder.steps import StepInfo, inspect_step, list_steps, read_tracker
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.storage.container import Trailer, verify
 from agl_async_ckpt.storage.layout import (
     FILE_NAME,
     LOADER_FILE_NAME,
@@ -36,18 +31,14 @@ class StepCheck:
     Attributes:
         step_dir: `global_step_<N>`.
         state: The decoded state, if it is whole.
-        trailer: Of the file, if that is whole and was not decoded alone.
         error: Why the file cannot be used.
         problems: What is wrong with the rest of the step, in words.
-        decoded: Decoding was tried; False where torch is absent.
     """
 
     step_dir: Path
     state: InputState | None
-    trailer: Trailer | None
     error: AsyncCheckpointError | None
     problems: tuple[str, ...]
-    decoded: bool
 
     @property
     def refusal(self) -> AsyncCheckpointError | None:
@@ -78,21 +69,19 @@ def check_step(step_dir: Path) -> StepCheck:
     if found.error is not None:  # each thing is said once
         said = str(found.error)
         problems = tuple(p for p in problems if p not in said and not p.startswith(f"{FILE_NAME} is of step"))
-    return StepCheck(step_dir, found.state, info.trailer, found.error, problems, found.decoded)
+    return StepCheck(step_dir, found.state, found.error, problems)
 
 
 def check_file(path: Path) -> StepCheck:
     """Verify every byte of an input state and decode it; if it lies in a step folder, it has to be of that step."""
-    load_state = _loader()
-    state, trailer, error = None, None, None
+    from agl_async_ckpt.storage.commit import load_state  # here, since it takes torch, which `inspect` does not need
+
+    state, error = None, None
     try:
-        if load_state is None:
-            trailer = verify(path)
-        else:
-            state = load_state(path)
+        state = load_state(path)
     except AsyncCheckpointError as found:
         error = found
-    return StepCheck(path.parent, state, trailer, error, (), decoded=load_state is not None)
+    return StepCheck(path.parent, state, error, ())
 
 
 def has_state(step_dir: Path) -> bool:
@@ -198,11 +187,3 @@ def dropped_text(state: InputState, step_dir: Path) -> str | None:
         f"{step_dir} was saved with in_flight=drop: {state.num_dropped_groups} prompt groups in flight at that save "
         "are not trained."
     )
-
-
-def _loader() -> Callable[[Path], InputState] | None:
-    try:
-        from agl_async_ckpt.storage.commit import load_state
-    except ImportError:
-        return None
-    return load_state

@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agl_async_ckpt.exceptions import AsyncCheckpointError
+from agl_async_ckpt.exceptions import UsageError
 from agl_async_ckpt.ledger.audit import Audit
 from agl_async_ckpt.ledger.cells import Cell
 from agl_async_ckpt.ledger.entry import InputName, position_of
@@ -43,10 +43,6 @@ MAX_NAMED_RESUMES = 8
 DPI = 120
 
 
-class PlotError(AsyncCheckpointError):
-    """A picture cannot be made; the message says what to do instead."""
-
-
 def plot(audit: Audit, path: Path) -> None:
     """Write the picture of an audit.
 
@@ -55,7 +51,7 @@ def plot(audit: Audit, path: Path) -> None:
         path: `.png`, `.svg`, or `.html` (the SVG in a page of its own, without any reference outside).
 
     Raises:
-        PlotError: Another suffix, or matplotlib is not installed.
+        UsageError: Another suffix, or matplotlib is not installed.
         OSError: The file cannot be written.
     """
     suffix = require_suffix(path)
@@ -69,11 +65,11 @@ def require_suffix(path: Path) -> str:
     """Return the kind of picture that a path asks for.
 
     Raises:
-        PlotError: There is no such kind.
+        UsageError: There is no such kind.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise PlotError(f"The picture {path} must end in one of {', '.join(SUFFIXES)}.")
+        raise UsageError(f"The picture {path} must end in one of {', '.join(SUFFIXES)}.")
     return suffix
 
 
@@ -94,7 +90,7 @@ def _render(audit: Audit, file_format: str) -> bytes:
 
         from agl_async_ckpt.ledger.grid import build_grid
     except ImportError:
-        raise PlotError("The picture needs matplotlib, which is not installed: pip install matplotlib.") from None
+        raise UsageError("The picture needs matplotlib, which is not installed: pip install matplotlib.") from None
     grid = build_grid(audit, max_height=MAX_HEIGHT, max_width=MAX_WIDTH)
     # Text stays text and ids are fixed, so that the same audit gives the same bytes.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "agl-async-ckpt", "font.size": 9.0}):
