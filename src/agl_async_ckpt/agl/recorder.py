@@ -165,9 +165,7 @@ class Recorder:
             result: What `_train_step` returned: None, or (metrics, training batch).
         """
         self._last_step = int(trainer.global_steps)
-        # agent-lightning puts the data id of a row's prompt group there.
-        ids = () if result is None else result[1].non_tensor_batch.get("uid")
-        used = None if ids is None else set(ids)
+        used = internals.trained_ids(result)
         still = _groups(in_flight)
         if self._completed is None or used is None or not used <= set(self._completed):
             self._warn()

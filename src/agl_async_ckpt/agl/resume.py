@@ -47,7 +47,7 @@ def load_checkpoint(trainer: internals.Trainer, session: Session, verl_load: Cal
     session.begin()
     if not session.trains:
         return _load_for_evaluation(trainer, session, verl_load)
-    if not session.active or _loads_from_hdfs(trainer):
+    if not session.active or internals.loads_from_hdfs(trainer):
         _guard_inactive(trainer, session)
         result = verl_load()
         _begin_plain_ledger(trainer, session)
@@ -215,7 +215,7 @@ def _put_back(trainer: internals.Trainer, session: Session, state: InputState, s
     session.first_pull = FirstPull(buffered, step_dir)
     trainer.epoch = state.epoch - 1  # fit() adds 1 after loading
     in_flight = session.in_flight
-    in_flight.restore(state.carry_over, group_size=int(trainer.config.actor_rollout_ref.rollout.n))
+    in_flight.restore(state.carry_over, group_size=internals.group_size(trainer))
     internals.set_carry_over(trainer, in_flight.admit([], room=internals.async_batch_size(trainer) - 1))
     session.pending_rng = state.rng_state
     session.report = ResumeReport(step_dir, reason, Position.of(state), num_waiting=len(in_flight.waiting))
@@ -225,15 +225,9 @@ def _put_back(trainer: internals.Trainer, session: Session, state: InputState, s
         log.warning("%s", dropped)
 
 
-def _loads_from_hdfs(trainer: internals.Trainer) -> bool:
-    """Whether VERL will refuse the start: it does not load from HDFS. A start from scratch loads nothing."""
-    section = trainer.config.trainer
-    return section.default_hdfs_dir is not None and section.resume_mode != "disable"
-
-
 def _guard_inactive(trainer: internals.Trainer, session: Session) -> None:
     """Refuse to skip saved inputs silently when the position will not be put back."""
-    if _loads_from_hdfs(trainer):
+    if internals.loads_from_hdfs(trainer):
         return
     step_dir = verl_choice(trainer)
     if step_dir is None or not (step_dir / FILE_NAME).exists():
@@ -270,14 +264,8 @@ def _guard_inactive(trainer: internals.Trainer, session: Session) -> None:
 
 def _resume_from(trainer: internals.Trainer, step_dir: Path | None) -> AbstractContextManager[None]:
     """Have VERL's load take exactly `step_dir`: it parses paths and trackers less tolerantly than `locate`."""
-    if step_dir is None:
-        values = {"resume_mode": "disable"}
-    else:
-        values = {"resume_mode": "resume_path", "resume_from_path": str(step_dir)}
-        if isinstance(read_tracker(output_folder(trainer)), TrackerProblem):
-            # VERL reads the output folder's tracker even for an explicit path, and dies in int() on a torn one.
-            values["default_local_dir"] = str(step_dir)
-    return internals.overridden(trainer.config.trainer, **values)
+    is_torn = isinstance(read_tracker(output_folder(trainer)), TrackerProblem)
+    return internals.loading(trainer, step_dir, past_tracker=is_torn)
 
 
 def _follow(trainer: internals.Trainer, step_dir: Path) -> None:

@@ -151,7 +151,7 @@ class Session:
             adopt=self.config.adopt,
             reclaim=self.config.reclaim,
             lives=self._proof.earlier_lives if self._proof else (),
-            hooks_reward=bool(trainer.config.agentlightning.get("hooks")),
+            hooks_reward=internals.has_hooks(trainer),
         )
 
     # --- the ledger -------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def _train(trainer: internals.Trainer, session: Session, train_step: Callable[[]
                 "Step %d: the %d prompt groups that were taken brought no row to train, %d of them from the "
                 "checkpoint. They are left out, and the step goes on with the inputs that come next.",
                 trainer.global_steps,
-                trainer.config.data.train_batch_size,
+                internals.train_batch_size(trainer),
                 len(spent),
             )
 

@@ -64,10 +64,8 @@ def kept_events(
 
     Raw events were kept without routed experts, and triplet events with them, as agent-lightning asks for each.
     """
-    from agentlightning.schemas import Event
-
     events = finished.triplet_events if format == "triplet" else finished.raw_events
-    return [Event.model_validate(event) for event in events if event_type in (None, event["event_type"])]
+    return [internals.event(event) for event in events if event_type in (None, event["event_type"])]
 
 
 def with_event(finished: FinishedRollout, event: Any) -> tuple[FinishedRollout, int]:

@@ -120,7 +120,7 @@ def extended_manager(
         def _run_hook(self, rollout: Any) -> None:
             # Here, and not when the loop calls for it: a server that is lost meanwhile is dealt with as any loss is.
             # The loop reads the state before it does: a hook may change what it is given.
-            given = rollout if self._hooks is None else rollout.model_copy(deep=True)
+            given = rollout.model_copy(deep=True) if internals.calls_hooks(self) else rollout
             if internals.has_failed(rollout):
                 super()._run_failed_hook(given)
             else:
@@ -158,7 +158,7 @@ def extended_manager(
 
         def _is_read_at_once(self, known: Tracked) -> bool:
             """Whether the loop builds the sample of a rollout next: nobody waits for a sibling."""
-            return self._train_rollout_n == 1 or not known.is_train
+            return internals.rollouts_per_group(self) == 1 or not known.is_train
 
         def _is_proven(self, known: Tracked, triplets: list[Any]) -> bool:
             """Whether a success is its own, as far as can be seen.

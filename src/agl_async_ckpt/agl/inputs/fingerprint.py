@@ -56,10 +56,10 @@ def take_fingerprint(trainer: internals.Trainer) -> Fingerprint:
         must_match=must_match,
         recorded={
             LOADER_BATCH: int(loader.batch_size),
-            "data.train_batch_size": int(data.train_batch_size),
+            "data.train_batch_size": internals.train_batch_size(trainer),
             "async_train_batch_size": internals.async_batch_size(trainer),
             NUM_WORKERS: int(loader.num_workers),
-            "rollout.n": int(trainer.config.actor_rollout_ref.rollout.n),
+            "rollout.n": internals.group_size(trainer),
         },
     )
 

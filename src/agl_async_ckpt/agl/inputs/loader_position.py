@@ -81,7 +81,7 @@ def open_loader(trainer: internals.Trainer, state: InputState) -> Batch | None:
     buffered = state.buffered_batch
     num_ahead = rows_to_read_ahead(trainer, state)
     if num_ahead:
-        ahead, loader_state = _read_ahead(loader, loader_state, num_ahead)
+        ahead, loader_state = internals.read_ahead(trainer, loader_state, num_ahead)
         buffered, saved_workers = joined(buffered, ahead), 0
         log.info(
             "The loader batch was %s and is %d: the next %d rows of the epoch are read as one smaller batch, so that "
@@ -110,18 +110,6 @@ def rows_to_read_ahead(trainer: internals.Trainer, state: InputState) -> int:
 
 def _saved(state: InputState, name: str, default: Any) -> int:
     return int(state.fingerprint.recorded.get(name, default))
-
-
-def _read_ahead(loader: Any, loader_state: Mapping[str, Any], num_ahead: int) -> tuple[Batch, dict[str, Any]]:
-    """Read the next rows as one batch with a loader of their own; return them and the state behind them."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    reader: Any = StatefulDataLoader(
-        loader.dataset, batch_size=num_ahead, sampler=loader.sampler, collate_fn=loader.collate_fn
-    )
-    reader.load_state_dict(state_for_workers(loader_state, 0))
-    batch = next(iter(reader))
-    return batch, reader.state_dict()
 
 
 def joined(first: Batch | None, second: Batch) -> Batch:

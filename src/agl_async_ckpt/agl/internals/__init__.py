@@ -11,6 +11,7 @@ from agl_async_ckpt.agl.internals.loader import (
     loaded_loader_state,
     loader_state,
     next_rows,
+    read_ahead,
     require_stateful_sampler,
     reset_loader,
     restore_loader,
@@ -27,7 +28,9 @@ from agl_async_ckpt.agl.internals.process import (
 from agl_async_ckpt.agl.internals.protocols import Config, RolloutManager, Trainer, TrainerSection, methods_of
 from agl_async_ckpt.agl.internals.rollouts import (
     ROLLOUTS_URL,
+    calls_hooks,
     default_rollout_config,
+    event,
     fetch_events,
     has_ended,
     has_failed,
@@ -37,6 +40,7 @@ from agl_async_ckpt.agl.internals.rollouts import (
     recorded_event,
     rollout_manager,
     rollout_record,
+    rollouts_per_group,
     triplet_form,
     with_model_request,
 )
@@ -61,15 +65,22 @@ from agl_async_ckpt.agl.internals.trainer import (
     carry_over,
     enqueued_rollout,
     found_no_rows,
+    group_size,
+    has_hooks,
     is_async,
     joined_column,
     renew_enqueued,
     set_buffered_batch,
     set_carry_over,
     starts_training,
+    train_batch_size,
+    trained_ids,
 )
 from agl_async_ckpt.agl.internals.verl import (
+    capacity_expires,
     finish_background_save,
+    loading,
+    loads_from_hdfs,
     once_models_are_written,
     saves_asynchronously,
     step_folder,

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from agl_async_ckpt.agl.internals.protocols import Trainer
-from agl_async_ckpt.codec.loader_state import order_generator, pass_has_ended, rows_yielded
+from agl_async_ckpt.codec.loader_state import order_generator, pass_has_ended, rows_yielded, state_for_workers
 from agl_async_ckpt.exceptions import ActivationError, StateMismatchError
+from agl_async_ckpt.state import Batch
 
 
 def loader_state(trainer: Trainer) -> dict[str, Any]:
@@ -110,6 +111,19 @@ def restore_loader(trainer: Trainer, state: Mapping[str, Any]) -> None:
             [("torchdata says", error or type(error).__name__), ("workers in this run", loader.num_workers)],
             "Resume with the settings of the saved run.",
         ) from error
+
+
+def read_ahead(trainer: Trainer, state: Mapping[str, Any], num: int) -> tuple[Batch, dict[str, Any]]:
+    """Read the next rows as one batch with a loader of their own; return them and the state behind them."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    loader = trainer.train_dataloader
+    reader: Any = StatefulDataLoader(
+        loader.dataset, batch_size=num, sampler=loader.sampler, collate_fn=loader.collate_fn
+    )
+    reader.load_state_dict(state_for_workers(state, 0))
+    batch = next(iter(reader))
+    return batch, reader.state_dict()
 
 
 def reset_loader(trainer: Trainer) -> None:

@@ -49,6 +49,13 @@ def rollout_record(record: Mapping[str, Any]) -> Any:
     return Rollout.model_validate(record)
 
 
+def event(fields: Mapping[str, Any]) -> Any:
+    """Build agent-lightning's `Event` from a kept one."""
+    from agentlightning.schemas import Event
+
+    return Event.model_validate(fields)
+
+
 def has_ended(rollout: Any) -> bool:
     """Whether a `Rollout` is in a terminal state."""
     return rollout.status.state.value in ("succeeded", "failed")
@@ -57,6 +64,16 @@ def has_ended(rollout: Any) -> bool:
 def has_failed(rollout: Any) -> bool:
     """Whether a `Rollout` ended in failure."""
     return rollout.status.state.value == "failed"
+
+
+def calls_hooks(manager: RolloutManager) -> bool:
+    """Whether the manager has hooks of the user's: a hook may change the rollout that it is given."""
+    return manager._hooks is not None
+
+
+def rollouts_per_group(manager: RolloutManager) -> int:
+    """How many rollouts the manager makes of a training prompt, which it also takes for the size of a whole group."""
+    return manager._train_rollout_n
 
 
 def hooks_act(manager: RolloutManager) -> bool:

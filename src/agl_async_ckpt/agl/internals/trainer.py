@@ -31,6 +31,31 @@ def async_batch_size(trainer: Trainer) -> int:
     return int(trainer.config.agentlightning.async_rollout.async_train_batch_size)
 
 
+def train_batch_size(trainer: Trainer) -> int:
+    """B: prompt groups that a step trains."""
+    return int(trainer.config.data.train_batch_size)
+
+
+def group_size(trainer: Trainer) -> int:
+    """Rollouts of a prompt group."""
+    return int(trainer.config.actor_rollout_ref.rollout.n)
+
+
+def has_hooks(trainer: Trainer) -> bool:
+    """Whether the config names hooks of the user's, which may post rewards."""
+    return bool(trainer.config.agentlightning.get("hooks"))
+
+
+def trained_ids(result: Any) -> set[str] | None:
+    """Data ids of the prompt groups of which a step has used a sample; None if the trainer does not show them.
+
+    Args:
+        result: What `_train_step` returned: None, or (metrics, training batch) with the data ids of its rows as `uid`.
+    """
+    ids = () if result is None else result[1].non_tensor_batch.get("uid")
+    return None if ids is None else set(ids)
+
+
 def buffered_batch(trainer: Trainer) -> Batch | None:
     """Rows that were pulled and not yet enqueued.
 

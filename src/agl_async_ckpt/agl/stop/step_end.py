@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 from agl_async_ckpt.agl import internals
@@ -173,19 +173,10 @@ class StepEnd:
             return None
         if every is not None and time.monotonic() - self._saved_at >= 60 * every:
             return f"the last save is save_every_minutes={every:g} ago"
-        if (every is not None or self._section.save_freq > 0) and self._capacity_expires():
+        saves = every is not None or self._section.save_freq > 0
+        if saves and internals.capacity_expires(self._section, self._longest_step_s):
             return "the capacity of this machine is about to expire"
         return None
-
-    def _capacity_expires(self) -> bool:
-        from verl.utils.checkpoint.checkpoint_manager import should_save_ckpt_esi
-
-        with suppress(ValueError):  # the variable holds no time
-            return should_save_ckpt_esi(
-                max_steps_duration=self._longest_step_s,
-                redundant_time=self._section.get("esi_redundant_time", 0),
-            )
-        return False
 
     # --- acts -------------------------------------------------------------------------------------------------------
 
