@@ -24,7 +24,7 @@ ORLHF_PIP := $(ORLHF)/bin/python -m pip install --quiet --disable-pip-version-ch
 ORLHF_PYTEST := $(ORLHF)/bin/python -m pytest -m openrlhf tests/openrlhf
 
 .DEFAULT_GOAL := help
-.PHONY: help install build demo test test-slow test-ray test-faults yardstick soak soak-demo test-matrix test-oldest test-openrlhf bench lint types docs format clean
+.PHONY: help install build demo test test-slow test-ray test-faults yardstick soak soak-demo test-matrix test-oldest test-openrlhf golden bench lint types docs format clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -126,6 +126,14 @@ $(OVERLAY)/openrlhf-%: | $(ORLHF)/.installed
 $(OVERLAY)/agentlightning-%: | install
 	@echo "==> unpacking agentlightning $* into $@"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ agentlightning==$*
+
+golden: install $(OVERLAY)/numpy-2.2.6 ## write the golden files of a new format version, under numpy 1 and numpy 2
+	@$(BIN)/python -m tests.golden.sample
+	@PYTHONPATH=$(CURDIR)/$(OVERLAY)/numpy-2.2.6 $(BIN)/python -m tests.golden.sample
+
+$(OVERLAY)/numpy-%: | install
+	@echo "==> unpacking numpy $* into $@"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ numpy==$*
 
 bench: install ## measure what the extension costs, against goals; needs an idle machine  [ARGS="saving --quick"]
 	@$(BIN)/python -W ignore -m bench $(ARGS)

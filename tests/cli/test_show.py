@@ -12,7 +12,7 @@ import torch
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
 from tests.cli.conftest import Cli
 from tests.folder.made import group, plain_save, save_step
-from tests.golden.sample import GOLDEN, objects
+from tests.golden.sample import NUMPY_2, objects
 
 
 def test_position_rows_and_groups_are_shown(cli: Cli, out: Path) -> None:
@@ -119,7 +119,7 @@ def test_data_cannot_steer_the_terminal(cli: Cli, tmp_path: Path, arguments: lis
 
 def test_every_kind_of_value_is_shown(cli: Cli) -> None:
     """The golden file, whole, with each of its columns; its loader state is of no torchdata."""
-    path = GOLDEN / "input_state_v2_numpy2.pt"
+    path = NUMPY_2
     found = cli("show", path, "--json").json()
     assert found["rows_pulled_in_epoch"] is None
     assert len(found["buffered"]) == 2

@@ -1,14 +1,15 @@
 """One state with a value of every kind the format carries, and exact comparison. Golden files hold this state.
 
-`python -m tests.golden.sample PATH` writes it; a golden file is written once per format version and never again.
+`make golden` writes them, once per format version and never again: one under numpy 1, one under numpy 2.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import math
+import shutil
 import struct
-import sys
+import tempfile
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -18,9 +19,10 @@ import numpy as np
 import torch
 
 from agl_async_ckpt.codec.events import PackedEvents
+from agl_async_ckpt.codec.format import FORMAT_VERSION
 from agl_async_ckpt.state import Fingerprint, FinishedRollout, InFlightRollout, InputState, PromptGroup, RngState
 
-GOLDEN = Path(__file__).parent
+NUMPY_1, NUMPY_2 = (Path(__file__).parent / f"input_state_v{FORMAT_VERSION}_numpy{major}.pt" for major in (1, 2))
 
 
 def objects(*items: Any) -> np.ndarray[Any, Any]:
@@ -183,4 +185,7 @@ def _tensor_bytes(tensor: torch.Tensor) -> bytes:
 if __name__ == "__main__":
     from agl_async_ckpt.storage.commit import commit_state
 
-    commit_state(sample_state(), Path(sys.argv[1]))
+    state = sample_state()
+    with tempfile.TemporaryDirectory() as folder:
+        written = commit_state(state, Path(folder) / f"global_step_{state.global_step}")
+        shutil.copy(written, NUMPY_1 if np.__version__.startswith("1.") else NUMPY_2)
