@@ -51,13 +51,14 @@ def measure(folder: Path, *, quick: bool = False) -> list[Figure]:
 
 
 def _one(num_rows: int, *, shuffle: bool, repeats: int) -> list[Figure]:
-    from agl_async_ckpt.agl.inputs.fingerprint import differences, take_fingerprint
+    from agl_async_ckpt.agl.inputs.fingerprint import take_fingerprint
     from agl_async_ckpt.agl.inputs.loader_position import (
         loader_differences,
         open_loader,
         order_differences,
         with_next_rows,
     )
+    from agl_async_ckpt.folder.mismatch import differences
     from agl_async_ckpt.state import InputState
 
     dataset = Rows(num_rows)

@@ -174,7 +174,7 @@ REFUSED = {
 @pytest.mark.parametrize("back", [False, True], ids=["there", "back"])
 @pytest.mark.parametrize("what", REFUSED)
 def test_changed_inputs_are_refused_by_name(server: AglServer, tmp_path: Path, what: str, back: bool) -> None:
-    """Before anything is loaded, with both values on aligned lines and the next safe act."""
+    """Before anything is loaded, with both values and the next safe act."""
     before, now, name, *values = REFUSED[what]
     if back:
         before, now, values = now, before, values[::-1]
@@ -182,13 +182,11 @@ def test_changed_inputs_are_refused_by_name(server: AglServer, tmp_path: Path, w
     run_life(replace(run, **before), tmp_path, server.url, stop_after_step=1)
     with pytest.raises(StateMismatchError) as caught:
         run_life(replace(run, **now), tmp_path, server.url)
-    lines = str(caught.value).splitlines()
-    assert name in lines[0]
-    both = [line for line in lines if line.startswith(("  in checkpoint ", "  in this run:"))][:2]
-    starts = {len(line) - len(line.partition(": ")[2].lstrip()) for line in both}
-    assert len(starts) == 1, "the values begin in one column"
-    assert all(value in line for value, line in zip(values, both, strict=True))
-    assert "on_mismatch=reset" in lines[-1]
+    error = caught.value
+    assert name in error.fact
+    both = [str(value) for _, value in error.rows[:2]]
+    assert all(value in shown for value, shown in zip(values, both, strict=True))
+    assert "on_mismatch=reset" in error.act
     assert not (tmp_path / "global_step_2").exists()
 
 
@@ -198,8 +196,8 @@ def test_c17_columns_that_differ_are_named(server: AglServer, tmp_path: Path) ->
     run_life(run, tmp_path, server.url, stop_after_step=1)
     with pytest.raises(StateMismatchError) as caught:
         run_life(replace(run, columns=("z",)), tmp_path, server.url)
-    assert "  only in the checkpoint: q\n  only in this run: z\n" in str(caught.value)
-    assert "dataset content" not in str(caught.value), "other columns say it all"
+    assert caught.value.rows[2:] == (("only in the checkpoint", "q"), ("only in this run", "z"))
+    assert "dataset content" not in caught.value.fact, "other columns say it all"
 
 
 def test_several_differences_are_one_message(server: AglServer, tmp_path: Path) -> None:
@@ -246,11 +244,14 @@ def test_workers_of_an_unknown_torchdata_are_one_error_with_both_numbers(
     monkeypatch.setattr(internals, "written_by", lambda: {**written_by, "torchdata": "0.12.1"})
     with pytest.raises(StateMismatchError) as caught:
         run_life(replace(run, num_workers=2), tmp_path, server.url)
-    text = str(caught.value)
-    assert text.startswith("Input state does not fit this run: data.dataloader_num_workers differs.\n")
-    assert f"  in checkpoint {tmp_path}/global_step_1: 0\n" in text
-    assert "in this run:" in text and "2\n  the loader state is that of torchdata 0.12.1" in text  # noqa: PT018
-    assert "Resume with 0, or set " in text
+    error = caught.value
+    assert error.fact == "Input state does not fit this run: data.dataloader_num_workers differs."
+    assert error.rows == (
+        (f"in checkpoint {tmp_path}/global_step_1", "0"),
+        ("in this run", "2"),
+        ("because", "the loader state is that of torchdata 0.12.1, and only 0.11 is known"),
+    )
+    assert error.act.startswith("Resume with 0, or set ")
     assert_streams_on([first, run_life(run, tmp_path, server.url)], [run, run], tmp_path)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from agl_async_ckpt import worker
 from agl_async_ckpt.agl import session
-from agl_async_ckpt.agl.inputs.fingerprint import differences, explain
+from agl_async_ckpt.agl.inputs.fingerprint import refusal
 from agl_async_ckpt.agl.internals import ray_store
 from agl_async_ckpt.agl.locate import explicit_step
 from agl_async_ckpt.agl.stop.signals import StopSignals
@@ -28,6 +28,7 @@ from agl_async_ckpt.codec.values import check_batch_encodable
 from agl_async_ckpt.config import AsyncCheckpointConfig, read_config
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StopRequested, TrainingStopped
 from agl_async_ckpt.folder.lock import OutputLock
+from agl_async_ckpt.folder.mismatch import differences
 from agl_async_ckpt.folder.step_check import check_step, missing_state
 from agl_async_ckpt.folder.stop_request import StopRequest
 from agl_async_ckpt.state import Fingerprint
@@ -111,7 +112,7 @@ def _newer_version() -> None:
 def _mismatch() -> None:
     saved, current = Fingerprint({"dataset length": 7473, "data.seed": 7}), Fingerprint({"data.seed": 1})
     state = small_state(40, fingerprint=saved)
-    raise explain(differences(saved, current), state, OUT / step_name(40))
+    raise refusal(differences(saved, current), state, OUT / step_name(40))
 
 
 def _unencodable() -> None:

@@ -20,7 +20,7 @@ from agl_async_ckpt.openrlhf.internals import root_cause
 from agl_async_ckpt.openrlhf.settings import announcement, writes_checkpoints
 from tests.openrlhf.rig.stage import Stage
 
-BOUNDARY = Boundary(None, 0, True, {"number of prompts": 8}, {"rollout.n_samples_per_prompt": 1}, {})
+BOUNDARY = Boundary(None, 0, True, {"dataset length": 8}, {"rollout.n_samples_per_prompt": 1}, {})
 STATES = {"episode": 1, "global_step": 3, "data_loader_state_dict": {"position": 4}, KEY: BOUNDARY}
 
 
@@ -51,7 +51,7 @@ def test_entry_comes_back_and_the_boundary_stays() -> None:
     state = read_entry(entry, "ckpt", 3)
     assert (state.global_step, state.epoch, state.exhausted, state.num_buffered) == (3, 2, True, 0)
     assert state.loader_state == {"position": 4}
-    assert state.fingerprint.must_match == {"number of prompts": 8}
+    assert state.fingerprint.must_match == {"dataset length": 8}
 
 
 def test_every_altered_byte_is_noticed() -> None:
@@ -142,8 +142,8 @@ def test_changed_batch_and_queue_sizes_are_exact(stage: Stage, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("num_prompts", "changed", "names"),
     [
-        pytest.param(9, {}, ["number of prompts", "content of the prompts", "8", "9"], id="another_dataset"),
-        pytest.param(8, {"data__input_template": "x{}"}, ["content of the prompts"], id="other_prompts"),
+        pytest.param(9, {}, ["dataset length", "8", "9"], id="another_dataset"),
+        pytest.param(8, {"data__input_template": "x{}"}, ["dataset content"], id="other_prompts"),
         pytest.param(
             8, {"rollout__n_samples_per_prompt": 2}, ["rollout.n_samples_per_prompt", "1", "2"], id="group_size"
         ),

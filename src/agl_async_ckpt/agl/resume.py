@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.agl.inputs.fingerprint import differences, explain
+from agl_async_ckpt.agl.inputs.fingerprint import refusal
 from agl_async_ckpt.agl.inputs.first_pull import FirstPull
 from agl_async_ckpt.agl.inputs.loader_position import loader_differences, open_loader, order_differences
 from agl_async_ckpt.agl.locate import decide, follow, locate, output_folder, verl_choice
@@ -20,6 +20,7 @@ from agl_async_ckpt.codec.loader_state import pass_has_ended, rows_yielded
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError, StateMismatchError
 from agl_async_ckpt.folder.decision import Position
+from agl_async_ckpt.folder.mismatch import differences
 from agl_async_ckpt.folder.run_identity import begin_life
 from agl_async_ckpt.folder.step_check import check_step, dropped_text, has_state, missing_state, plain_step_text
 from agl_async_ckpt.folder.steps import TrackerProblem, list_steps, read_branch, read_tracker
@@ -181,7 +182,7 @@ def _fits(trainer: internals.Trainer, session: Session, state: InputState, step_
     found = found or order_differences(trainer, state)
     if not found:
         return True
-    error = explain(found, state, step_dir)
+    error = refusal(found, state, step_dir)
     if session.config.on_mismatch == "error":
         raise error
     log.warning(

@@ -10,6 +10,7 @@ from typing import Any
 from agl_async_ckpt.cli import output
 from agl_async_ckpt.cli.values import is_array, short
 from agl_async_ckpt.codec.loader_state import rows_yielded
+from agl_async_ckpt.folder.mismatch import LENGTH
 from agl_async_ckpt.state import Batch, InputState, PromptGroup
 from agl_async_ckpt.storage.trailer import Trailer
 from agl_async_ckpt.words import plural
@@ -59,7 +60,7 @@ def print_state(
 
 def position_words(state: InputState) -> str:
     """Say how far the loader is in its epoch."""
-    rows, length = rows_yielded(state.loader_state), state.fingerprint.must_match.get("dataset length")
+    rows, length = rows_yielded(state.loader_state), state.fingerprint.must_match.get(LENGTH)
     if state.exhausted:
         return "the loader has handed out its last batch"
     if rows is None:

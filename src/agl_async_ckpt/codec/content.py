@@ -24,6 +24,13 @@ import numpy as np
 import torch
 
 _AS_IS = frozenset({str, int, float, bool, NoneType})
+
+NUM_DIGITS = 16
+"""64 bit: two of a million different inputs have one digest with probability 3e-8."""
+
+MAX_ROWS = 2048
+"""Up to this many rows of a data set all are compared, of more a sample."""
+
 STORED_FILE = {"bytes", "path"}
 """The keys of an image, sound or video as the `datasets` library stores it."""
 
@@ -38,7 +45,7 @@ def digest(value: Any) -> str:
     Raises:
         NoDigestError: `value` holds an object of unknown content.
     """
-    return hashlib.sha256(canonical(value)).hexdigest()[:16]
+    return hashlib.sha256(canonical(value)).hexdigest()[:NUM_DIGITS]
 
 
 def canonical(value: Any) -> bytes:
@@ -60,6 +67,31 @@ def digests(column: Iterable[Any]) -> list[str]:
         NoDigestError: A value of unknown content.
     """
     return [digest(value) for value in column]
+
+
+def sample(num_rows: int) -> list[int]:
+    """Return which rows of a data set are compared, in this order: first, last, then others without any regularity.
+
+    Rows at even distances would all be of one list where two alternate. The draw depends on the number of rows alone:
+    it is the same in every process and with every version of Python.
+    """
+
+    def place(number: int) -> int:
+        return int.from_bytes(hashlib.sha256(f"{num_rows}:{number}".encode()).digest()[:8])
+
+    if num_rows <= MAX_ROWS:
+        return sorted(range(num_rows), key=lambda row: -1 if row in (0, num_rows - 1) else place(row))
+    chosen = {0: None, num_rows - 1: None}
+    number = 0
+    while len(chosen) < MAX_ROWS:
+        chosen[place(number) % num_rows] = None
+        number += 1
+    return list(chosen)
+
+
+def share(num_compared: int, num_rows: int) -> str:
+    """Say how many rows of a data set a digest is of."""
+    return f"all {num_rows}" if num_compared == num_rows else f"{num_compared} of {num_rows}"
 
 
 def _text(plain: Any) -> str:

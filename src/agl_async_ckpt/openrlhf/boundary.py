@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agl_async_ckpt.exceptions import StateMismatchError
-
 LAYOUT = 1
 """How the parts of an OpenRLHF state lie in an `InputState`."""
 
@@ -60,24 +58,3 @@ class TailShelf:
     def _ends_with(self, samples: Sequence[Any]) -> bool:
         kept = self._samples[-len(samples) :]
         return len(kept) == len(samples) and all(one is other for one, other in zip(kept, samples, strict=True))
-
-
-def require_match(saved: Mapping[str, Any], current: Mapping[str, Any], num_samples: int) -> None:
-    """Compare what a saved state must agree on with this run.
-
-    Raises:
-        StateMismatchError: Names every setting that differs, with both values.
-    """
-    different = [key for key in saved if key not in current or saved[key] != current[key]]
-    if not different:
-        return
-    rows: list[tuple[str, object]] = []
-    for key in different:
-        rows += [(f"{key} in checkpoint", saved[key]), (f"{key} in this run", current.get(key, "not set"))]
-    raise StateMismatchError(
-        f"The input state in the checkpoint does not fit this run: {', '.join(different)} "
-        f"{'differs' if len(different) == 1 else 'differ'}.",
-        rows,
-        "Resume with the saved values, or without this extension (python -m openrlhf.cli.train_ppo_ray), which "
-        f"skips the {num_samples} generated samples in it.",
-    )

@@ -10,12 +10,13 @@ import wrapt
 
 from agl_async_ckpt._logging import ensure_visible
 from agl_async_ckpt.codec.values import check_batch_encodable
+from agl_async_ckpt.folder.mismatch import differences, mismatch
 from agl_async_ckpt.openrlhf import internals
-from agl_async_ckpt.openrlhf.boundary import Boundary, TailShelf, require_match
+from agl_async_ckpt.openrlhf.boundary import Boundary, TailShelf
 from agl_async_ckpt.openrlhf.client_state import KEY
 from agl_async_ckpt.openrlhf.samples import from_columns, to_columns
 from agl_async_ckpt.openrlhf.settings import data_settings, recorded_settings, tail_settings, writes_checkpoints
-from agl_async_ckpt.state import InputState
+from agl_async_ckpt.state import Fingerprint, InputState
 
 if TYPE_CHECKING:
     _SamplesGenerator = _GenerateSamplesActor = Any
@@ -139,7 +140,13 @@ class CheckpointedGenerateSamplesActor(_GenerateSamplesActor):
             super().load_state_dict(state_dict)
             return
         state, args = state_dict, self.args
-        require_match(state.fingerprint.must_match, {**self._data_settings, **tail_settings(args)}, state.num_buffered)
+        found = differences(state.fingerprint, Fingerprint({**self._data_settings, **tail_settings(args)}))
+        if found:
+            otherwise = (
+                f"without this extension (python -m {internals.TRAIN_COMMAND}), which skips the "
+                f"{state.num_buffered} generated samples in it."
+            )
+            raise mismatch(found, internals.actor_checkpoint(args), otherwise)
         tail = from_columns(state.buffered_batch)
         super().load_state_dict(dict(state.loader_state))
         self.samples_generator.restore(tail, exhausted=state.exhausted)

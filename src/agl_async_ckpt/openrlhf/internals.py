@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.exceptions import ActivationError
@@ -159,6 +160,11 @@ def with_client_state(item: Any, extend: Callable[[Mapping[str, Any]], dict[str,
         samples, client_states, pass_rate, seconds = item
         return samples, extend(client_states), pass_rate, seconds
     return item
+
+
+def actor_checkpoint(args: Any) -> Path:
+    """Return the folder in which the training actor writes and finds its checkpoints."""
+    return Path(args.ckpt.path) / "_actor"
 
 
 def needs_rollout_log_probs(args: Any) -> bool:

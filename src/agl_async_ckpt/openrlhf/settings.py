@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from agl_async_ckpt.codec.content import NoDigestError, digest
+from agl_async_ckpt.codec.content import NoDigestError, digest, sample, share
+from agl_async_ckpt.folder.mismatch import CONTENT, LENGTH
 from agl_async_ckpt.openrlhf.internals import needs_rollout_log_probs
 
-MAX_ROWS = 2048
-"""Up to this many prompts are all compared, of more an even sample."""
+logger = logging.getLogger(__name__)
 
 
 def writes_checkpoints(args: Any) -> bool:
@@ -34,11 +35,12 @@ def announcement(args: Any, version: str) -> str:
 
 def data_settings(args: Any, dataset: Any) -> dict[str, Any]:
     """Return what the position of the loader depends on."""
-    return {
-        "number of prompts": len(dataset),
-        "content of the prompts": _content(dataset),
-        "data.dataloader_num_workers": args.data.dataloader_num_workers,
-    }
+    settings = {LENGTH: len(dataset), "data.dataloader_num_workers": args.data.dataloader_num_workers}
+    try:
+        settings[CONTENT] = _content(dataset)
+    except NoDigestError as error:
+        logger.info("A resume will not notice if prompts have changed: %s.", error)
+    return settings
 
 
 def tail_settings(args: Any) -> dict[str, Any]:
@@ -62,13 +64,10 @@ def recorded_settings(args: Any) -> dict[str, Any]:
 
 
 def _content(dataset: Any) -> str:
-    """Return a digest of the prompts, labels and images, or a text that says why there is none."""
-    num_rows = len(dataset)
-    rows = range(num_rows)
-    if num_rows > MAX_ROWS:
-        rows = [position * (num_rows - 1) // (MAX_ROWS - 1) for position in range(MAX_ROWS)]
-    try:
-        combined = digest([[*dataset[row]] for row in rows])
-    except NoDigestError as error:
-        return f"not compared ({error})"
-    return f"{combined} ({len(rows)} of {num_rows})"
+    """Return a digest of the prompts, labels and images, with how many were read.
+
+    Raises:
+        NoDigestError: They hold an object of unknown content.
+    """
+    rows = sample(len(dataset))
+    return f"{digest([[*dataset[row]] for row in rows])} ({share(len(rows), len(dataset))} rows)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agl_async_ckpt.exceptions import StateMismatchError
@@ -28,7 +27,7 @@ class GuardedPPOTrainer(_PPOTrainer):
         states: dict[str, Any] = dict(super().init_checkpoint_states())
         entry = states.pop(KEY, None)
         if entry is not None:
-            where = str(Path(self.args.ckpt.path) / "_actor")
+            where = str(internals.actor_checkpoint(self.args))
             state = read_entry(entry, where, states["global_step"])
             if state.num_buffered or state.exhausted:
                 raise StateMismatchError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -53,7 +52,7 @@ class CheckpointedTrainingActor(_TrainingActor):
         """
         states: dict[str, Any] = dict(super().init_checkpoint_states())
         entry = states.pop(KEY, None)
-        where = str(Path(self.args.ckpt.path) / "_actor")
+        where = str(internals.actor_checkpoint(self.args))
         if entry is not None:
             states[LOADER_KEY] = read_entry(entry, where, states["global_step"])
         elif states.get("global_step", 0) > 0:

@@ -21,7 +21,8 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.inputs import dataset_content
-from agl_async_ckpt.agl.inputs.dataset_content import MAX_ROWS, DatasetContent, read_content, sample
+from agl_async_ckpt.agl.inputs.dataset_content import DatasetContent, read_content
+from agl_async_ckpt.codec.content import MAX_ROWS, sample
 
 ROWS = [
     {

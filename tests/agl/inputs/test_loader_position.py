@@ -13,7 +13,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import RandomSampler
 
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.agl.inputs.fingerprint import Difference
 from agl_async_ckpt.agl.inputs.loader_position import (
     joined,
     loader_differences,
@@ -24,6 +23,7 @@ from agl_async_ckpt.agl.inputs.loader_position import (
 )
 from agl_async_ckpt.codec.loader_state import rows_yielded, state_for_workers
 from agl_async_ckpt.exceptions import StateMismatchError
+from agl_async_ckpt.folder.mismatch import Difference
 from agl_async_ckpt.state import Batch, Fingerprint, InputState
 from tests.contract import broken
 from tests.rig.bare import bare_trainer

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.codec.content import STORED_FILE, NoDigestError, canonical, stored_file
-
-MAX_ROWS = 2048
-"""Up to this many rows all are read, of more a sample."""
+from agl_async_ckpt.codec.content import NUM_DIGITS, STORED_FILE, NoDigestError, canonical, sample, share, stored_file
 
 MAX_BYTES = 64 * 2**20
 """Once this much was read, the rows that are left are not."""
@@ -78,28 +75,7 @@ def read_content(dataset: Any) -> DatasetContent:
                 break
     except Exception as error:  # a comparison that cannot be made must not stop a run that can be trained
         return DatasetContent(columns, None, _problem(error))
-    share = f"all {num_rows}" if num_read == num_rows else f"{num_read} of {num_rows}"
-    return DatasetContent(columns, f"{content.hexdigest()[:16]} ({share} rows)")
-
-
-def sample(num_rows: int) -> list[int]:
-    """Return which rows are read, in this order: the first and the last, then others without any regularity.
-
-    Rows at even distances would all be of one list where two alternate. The draw depends on the number of rows alone:
-    it is the same in every process and with every version of Python.
-    """
-
-    def place(number: int) -> int:
-        return int.from_bytes(hashlib.sha256(f"{num_rows}:{number}".encode()).digest()[:8])
-
-    if num_rows <= MAX_ROWS:
-        return sorted(range(num_rows), key=lambda row: -1 if row in (0, num_rows - 1) else place(row))
-    chosen = {0: None, num_rows - 1: None}
-    number = 0
-    while len(chosen) < MAX_ROWS:
-        chosen[place(number) % num_rows] = None
-        number += 1
-    return list(chosen)
+    return DatasetContent(columns, f"{content.hexdigest()[:NUM_DIGITS]} ({share(num_read, num_rows)} rows)")
 
 
 def _chunks(dataset: Any, rows: Sequence[int], deadline: float) -> Iterable[_Chunk]:

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.agl.inputs.fingerprint import LOADER_BATCH, NUM_WORKERS, Difference
+from agl_async_ckpt.agl.inputs.fingerprint import LOADER_BATCH, NUM_WORKERS
 from agl_async_ckpt.codec.loader_state import obstacle_to_conversion, pass_has_ended, rows_yielded, state_for_workers
 from agl_async_ckpt.exceptions import StateMismatchError
+from agl_async_ckpt.folder.mismatch import Difference
 from agl_async_ckpt.state import Batch, Fingerprint, InputState, num_rows
 
 log = logging.getLogger(__name__)
