@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from agl_async_ckpt.exceptions import StateFormatError
 from agl_async_ckpt.state import InputState
 from agl_async_ckpt.storage.commit import commit_state, load_state
 from agl_async_ckpt.storage.files import write_all
@@ -39,11 +38,8 @@ def unpack_state(data: torch.Tensor, where: str) -> InputState:
         DamagedStateError, ForeignFormatError, UnsupportedVersionError: The bytes cannot be used.
     """
     fd = os.memfd_create("agl-async-ckpt", os.MFD_CLOEXEC)
-    path = f"/proc/self/fd/{fd}"
     try:
         write_all(fd, memoryview(data.cpu().contiguous().numpy()))
-        return load_state(path)
-    except StateFormatError as error:
-        raise type(error)(str(error).replace(path, where)) from None
+        return load_state(f"/proc/self/fd/{fd}", where)
     finally:
         os.close(fd)

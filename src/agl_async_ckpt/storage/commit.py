@@ -80,13 +80,14 @@ def commit_state(state: InputState, step_dir: str | os.PathLike[str], *, branch:
     return target
 
 
-def load_state(path: str | os.PathLike[str]) -> InputState:
+def load_state(path: str | os.PathLike[str], where: str = "") -> InputState:
     """Read the state of a step, verified before anything is unpickled.
 
     Takes the size of the file in memory; a large tensor or array of the result lies in those very bytes.
 
     Args:
         path: A step folder, or the file itself.
+        where: What errors call it, if not by its path.
 
     Raises:
         CheckpointNotFoundError: There is no such file.
@@ -96,36 +97,37 @@ def load_state(path: str | os.PathLike[str]) -> InputState:
     file = Path(path)
     if file.name != FILE_NAME and file.is_dir():
         file = file / FILE_NAME
-    trailer, content = read_verified(file)
+    trailer, content = read_verified(file, where)
+    where = where or str(file)
     with content:
-        return _load(file, trailer, content)
+        step = parse_step(file.absolute().parent)
+        if step is not None and step != trailer.global_step:
+            raise StateMismatchError(
+                f"{where} belongs to another step.",
+                [("in the file", f"global_step {trailer.global_step}"), ("folder", f"global_step {step}")],
+                "Resume from another step; the content of this folder is mixed.",
+            )
+        return _decoded(trailer, content, where)
 
 
-def _load(file: Path, trailer: Trailer, content: BinaryIO) -> InputState:
-    step = parse_step(file.absolute().parent)
-    if step is not None and step != trailer.global_step:
-        raise StateMismatchError(
-            f"{file} belongs to another step.",
-            [("in the file", f"global_step {trailer.global_step}"), ("folder", f"global_step {step}")],
-            "Resume from another step; the content of this folder is mixed.",
-        )
+def _decoded(trailer: Trailer, content: BinaryIO, where: str) -> InputState:
     try:
         refuse_foreign_pickle(content)
     except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise _foreign_content(file, str(error)) from error
+        raise _foreign_content(where, str(error)) from error
     try:
         payload = _loaded(content)
         state = decode_state(payload)
     except MemoryError:
         raise
     except StateFormatError as error:
-        raise type(error)(f"{file}: {error.fact}", error.rows, error.act) from error
+        raise type(error)(f"{where}: {error.fact}", error.rows, error.act) from error
     except pickle.UnpicklingError as error:
         # torch's own text advises to load with weights_only=False, which would run what the file asks for.
-        raise _foreign_content(file, "refused by torch") from error
+        raise _foreign_content(where, "refused by torch") from error
     except Exception as error:
-        raise DamagedStateError(f"{file} is whole, yet it cannot be read: {type(error).__name__}: {error}") from error
-    _check_agreement(trailer, state, file)
+        raise DamagedStateError(f"{where} is whole, yet it cannot be read: {type(error).__name__}: {error}") from error
+    _check_agreement(trailer, state, where)
     return state
 
 
@@ -137,9 +139,9 @@ def _loaded(content: BinaryIO) -> Any:
     return torch.load(content, map_location="cpu", weights_only=True, mmap=False)
 
 
-def _foreign_content(file: Path, reason: str) -> DamagedStateError:
+def _foreign_content(where: str, reason: str) -> DamagedStateError:
     return DamagedStateError(
-        f"{file} is whole, yet it holds what no input state holds ({reason}). Nothing of it was run.",
+        f"{where} is whole, yet it holds what no input state holds ({reason}). Nothing of it was run.",
         act="Resume from another step; do not load this file by other means.",
     )
 
@@ -175,12 +177,12 @@ def _trailer(state: InputState, num_zip_bytes: int, branch: Branch = ()) -> Trai
     return trailer
 
 
-def _check_agreement(trailer: Trailer, state: InputState, file: Path) -> None:
+def _check_agreement(trailer: Trailer, state: InputState, where: str) -> None:
     said = (trailer.global_step, trailer.epoch, trailer.exhausted, trailer.run_id, trailer.parent_run_id)
     found = (state.global_step, state.epoch, state.exhausted, state.run_id, state.parent_run_id)
     if said != found or dict(trailer.counts) != state.counts:
         raise DamagedStateError(
-            f"{file} is damaged: its trailer and its content disagree.",
+            f"{where} is damaged: its trailer and its content disagree.",
             [("trailer", (*said, dict(trailer.counts))), ("content", (*found, state.counts))],
             "",
         )

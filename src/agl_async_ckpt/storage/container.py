@@ -78,8 +78,12 @@ def verify(path: str | os.PathLike[str]) -> Trailer:
             return _checked(hasher.finish(), end, comment, path)
 
 
-def read_verified(path: str | os.PathLike[str]) -> tuple[Trailer, BinaryIO]:
+def read_verified(path: str | os.PathLike[str], where: str = "") -> tuple[Trailer, BinaryIO]:
     """Read a file into memory once, and verify these very bytes: nothing can change between check and use.
+
+    Args:
+        path: Of the file.
+        where: What errors call it, if not by its path.
 
     Returns:
         The trailer, and a file that lies in memory only (memfd_create(2)): torch can map it instead of copying it.
@@ -88,7 +92,8 @@ def read_verified(path: str | os.PathLike[str]) -> tuple[Trailer, BinaryIO]:
         StateFormatError, CheckpointNotFoundError: As `read_trailer`; a zip directory that declares more than the file
             holds is damage too.
     """
-    with _open(path) as (fd, size):
+    with _open(path, where) as (fd, size):
+        path = where or path
         end, comment = _find_trailer(fd, size, path)
         content = os.fdopen(os.memfd_create(FILE_NAME), "rb")
         try:
@@ -120,21 +125,22 @@ def is_whole_zip(path: str | os.PathLike[str]) -> bool:
 
 
 @contextmanager
-def _open(path: str | os.PathLike[str]) -> Generator[tuple[int, int]]:
+def _open(path: str | os.PathLike[str], where: str = "") -> Generator[tuple[int, int]]:
     """Open a regular file; yields its descriptor and its size in bytes."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointNotFoundError(f"There is no input state {path}.") from error
+        raise CheckpointNotFoundError(f"There is no input state {where or path}.") from error
     except (OSError, ValueError) as error:
-        raise DamagedStateError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise DamagedStateError(f"{where or path} cannot be read: {reason}.") from error
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             kind = "a directory" if stat.S_ISDIR(info.st_mode) else "not a regular file"
-            raise DamagedStateError(f"{path} is {kind}, not an input state.")
+            raise DamagedStateError(f"{where or path} is {kind}, not an input state.")
         if info.st_size == 0:
-            raise DamagedStateError(f"{path} is damaged: it is empty.")
+            raise DamagedStateError(f"{where or path} is damaged: it is empty.")
         yield fd, info.st_size
     finally:
         os.close(fd)
