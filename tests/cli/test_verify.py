@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME
-from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.layout import (
+    ALIVE_FILE_NAME,
+    FILE_NAME,
+    LOCK_FILE_NAME,
+    RUN_FILE_NAME,
+    SEAL_NAME,
+    TRACKER_NAME,
+)
 from tests.cli.conftest import Cli
 from tests.folder.made import DAMAGES, flip, plain_save, save_step
 

@@ -24,12 +24,10 @@ from hypothesis.extra import numpy as hnp
 
 from agl_async_ckpt.codec import arrays as codec_arrays
 from agl_async_ckpt.codec import values as codec
-from agl_async_ckpt.codec.decode import require_tree
+from agl_async_ckpt.codec.decode import TAG, decode_value, require_tree
 from agl_async_ckpt.codec.values import (
     MAX_DEPTH,
-    TAG,
     check_batch_encodable,
-    decode_value,
     encode_batch,
     encode_value,
 )

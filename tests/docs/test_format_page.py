@@ -180,12 +180,10 @@ def test_ledger_table_lists_events_and_keys() -> None:
 
 
 def test_page_names_every_file_that_the_extension_writes() -> None:
-    """As layout.py has them, and the proof of life."""
-    from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME
-
+    """As layout.py has them."""
     own = {name for name in vars(layout).values() if str(name).startswith("agentlightning_")}
     found = set(re.findall(r"agentlightning_\w+\.\w+", PAGE))
-    assert found == own | {ALIVE_FILE_NAME}
+    assert found == own
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import torch
 
 from agl_async_ckpt.exceptions import DamagedStateError, ForeignFormatError
 from agl_async_ckpt.folder.steps import inspect_step
-from agl_async_ckpt.storage.commit import FILE_NAME, commit_state, load_state
+from agl_async_ckpt.storage.commit import commit_state, load_state
+from agl_async_ckpt.storage.layout import FILE_NAME
 from tests.faults.figures import Count
 from tests.golden.sample import assert_same, sample_state, small_state
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from agl_async_ckpt.exceptions import AsyncCheckpointError
-from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME, read_lives
+from agl_async_ckpt.folder.liveness import read_lives
 from agl_async_ckpt.folder.run_identity import RUN_FILE_NAME, begin_life, read_run
 from agl_async_ckpt.folder.seal import read_seal, write_seal
 from agl_async_ckpt.folder.steps import TrackerProblem, read_tracker
 from agl_async_ckpt.storage.container import read_trailer, verify
-from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.layout import ALIVE_FILE_NAME, FILE_NAME, SEAL_NAME, TRACKER_NAME
 from tests.faults.figures import Count
 from tests.folder.made import make_step
 from tests.storage.made import write

@@ -25,9 +25,9 @@ from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError
 from agl_async_ckpt.folder.seal import write_seal
 from agl_async_ckpt.folder.steps import inspect_step, list_steps
 from agl_async_ckpt.storage import commit, writer
-from agl_async_ckpt.storage.commit import FILE_NAME, load_state
+from agl_async_ckpt.storage.commit import load_state
 from agl_async_ckpt.storage.container import verify
-from agl_async_ckpt.storage.layout import LOCK_FILE_NAME
+from agl_async_ckpt.storage.layout import FILE_NAME, LOCK_FILE_NAME
 from tests.faults.figures import Count
 from tests.golden.sample import sample_state, small_state
 from tests.rig.life import run_life

@@ -10,13 +10,20 @@ from typing import Any
 
 import torch
 
-from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME
 from agl_async_ckpt.folder.run_identity import begin_life, note_first_step
 from agl_async_ckpt.folder.seal import write_seal
 from agl_async_ckpt.state import InFlightRollout, PromptGroup
-from agl_async_ckpt.storage.branch import Branch
 from agl_async_ckpt.storage.commit import commit_state
-from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, RUN_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name
+from agl_async_ckpt.storage.layout import (
+    ALIVE_FILE_NAME,
+    FILE_NAME,
+    LOADER_FILE_NAME,
+    RUN_FILE_NAME,
+    SEAL_NAME,
+    TRACKER_NAME,
+    step_name,
+)
+from agl_async_ckpt.storage.trailer import Branch
 from agl_async_ckpt.storage.writer import TrailerWriter
 from tests.golden.sample import objects, small_state
 from tests.storage.made import archive, write

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from agl_async_ckpt.folder import liveness
-from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME, ProofOfLife, Span, read_lives, within_one_life
+from agl_async_ckpt.folder.liveness import ProofOfLife, Span, read_lives, within_one_life
 from agl_async_ckpt.storage.files import remove_leftover_temps
+from agl_async_ckpt.storage.layout import ALIVE_FILE_NAME
 
 T0 = 1_700_000_000.0
 

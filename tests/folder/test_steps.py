@@ -18,8 +18,7 @@ from agl_async_ckpt.folder.steps import (
     parse_step,
     read_tracker,
 )
-from agl_async_ckpt.storage.container import FILE_NAME
-from agl_async_ckpt.storage.layout import SEAL_NAME, step_name
+from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, step_name
 from tests.folder.made import make_step
 from tests.storage.made import write
 

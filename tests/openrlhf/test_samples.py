@@ -9,7 +9,8 @@ import pytest
 import ray
 import torch
 
-from agl_async_ckpt.codec.values import check_batch_encodable, decode_value, encode_batch
+from agl_async_ckpt.codec.decode import decode_value
+from agl_async_ckpt.codec.values import check_batch_encodable, encode_batch
 from agl_async_ckpt.exceptions import StateMismatchError, UnencodableValueError
 from agl_async_ckpt.openrlhf.boundary import Boundary, TailShelf
 from agl_async_ckpt.openrlhf.internals import experience_class

@@ -31,8 +31,10 @@ from agl_async_ckpt.exceptions import (
 )
 from agl_async_ckpt.storage import commit as storage
 from agl_async_ckpt.storage import files, trailer, writer
-from agl_async_ckpt.storage.commit import FILE_NAME, commit_state, load_state, remove_leftover_temps
+from agl_async_ckpt.storage.commit import commit_state, load_state
 from agl_async_ckpt.storage.container import read_trailer, verify
+from agl_async_ckpt.storage.files import remove_leftover_temps
+from agl_async_ckpt.storage.layout import FILE_NAME
 from tests.golden.sample import NUMPY_1, NUMPY_2, assert_same, sample_state, small_state
 
 

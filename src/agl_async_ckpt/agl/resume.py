@@ -19,6 +19,7 @@ from agl_async_ckpt.agl.session import Session
 from agl_async_ckpt.codec.loader_state import pass_has_ended, rows_yielded
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError, StateMismatchError
+from agl_async_ckpt.folder.branch import begin_branch
 from agl_async_ckpt.folder.decision import Position
 from agl_async_ckpt.folder.mismatch import differences
 from agl_async_ckpt.folder.run_identity import begin_life
@@ -26,11 +27,10 @@ from agl_async_ckpt.folder.step_check import check_step, dropped_text, has_state
 from agl_async_ckpt.folder.steps import TrackerProblem, list_steps, read_branch, read_tracker
 from agl_async_ckpt.ledger.entry import ResumeKind
 from agl_async_ckpt.state import InputState, num_rows
-from agl_async_ckpt.storage.branch import Branch
-from agl_async_ckpt.storage.branch import begin as begin_branch
 from agl_async_ckpt.storage.container import verify
 from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME, parse_step
+from agl_async_ckpt.storage.trailer import Branch
 
 log = logging.getLogger(__name__)
 

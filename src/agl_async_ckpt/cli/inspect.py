@@ -19,8 +19,9 @@ from agl_async_ckpt.folder.lock import current_holder
 from agl_async_ckpt.folder.run_identity import RunIdentity, read_run
 from agl_async_ckpt.folder.step_check import being_saved, is_pruned, must_have_state
 from agl_async_ckpt.folder.steps import StepInfo, TrackerProblem, read_tracker
-from agl_async_ckpt.storage.container import Trailer, verify
+from agl_async_ckpt.storage.container import verify
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.trailer import Trailer
 
 EXAMPLES = """\
 examples:

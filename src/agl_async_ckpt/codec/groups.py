@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from agl_async_ckpt.codec.arrays import Lender
+from agl_async_ckpt.codec.decode import TAG, Plain, decode_value
 from agl_async_ckpt.codec.events import PackedEvents, decode_events
 from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree
-from agl_async_ckpt.codec.values import TAG, Plain, decode_value, encode_value
+from agl_async_ckpt.codec.values import encode_value
 from agl_async_ckpt.exceptions import UnencodableValueError
 from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup
 

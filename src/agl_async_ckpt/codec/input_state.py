@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import zlib
 
-from agl_async_ckpt.codec.decode import require_tree
+from agl_async_ckpt.codec.decode import Plain, decode_value, require_tree
 from agl_async_ckpt.codec.groups import decode_groups, encode_groups
-from agl_async_ckpt.codec.values import Plain, decode_value, encode_batch, encode_value
+from agl_async_ckpt.codec.values import encode_batch, encode_value
 from agl_async_ckpt.exceptions import DamagedStateError
 from agl_async_ckpt.state import Fingerprint, InputState, RngState
 

@@ -22,19 +22,8 @@ import numpy as np
 import torch
 
 from agl_async_ckpt.codec.arrays import Array, Lender, pack_array, pack_bytes, pack_dtype, pack_numbers, pack_tensor
-from agl_async_ckpt.codec.decode import FACTORIES, PATHS, TAG, Plain, decode_value
+from agl_async_ckpt.codec.decode import FACTORIES, PATHS, TAG, Plain
 from agl_async_ckpt.exceptions import UnencodableValueError
-
-__all__ = [
-    "MAX_DEPTH",
-    "TAG",
-    "Plain",
-    "check_batch_encodable",
-    "check_encodable",
-    "decode_value",
-    "encode_batch",
-    "encode_value",
-]
 
 MAX_DEPTH = 100
 _PACK_NUMBERS_FROM = 32

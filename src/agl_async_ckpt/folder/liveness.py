@@ -21,11 +21,11 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from agl_async_ckpt.exceptions import DamagedStateError
+from agl_async_ckpt.storage.layout import ALIVE_FILE_NAME
 from agl_async_ckpt.storage.small_json import read_json
 
 log = logging.getLogger(__name__)
 
-ALIVE_FILE_NAME = "agentlightning_alive.json"
 WRITE_EVERY_S = 1.0
 MAX_LIVES = 1000
 _MAX_BYTES = 1024 * 1024

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from agl_async_ckpt.exceptions import DamagedStateError, FolderInUseError
-from agl_async_ckpt.storage.branch import Branch
 from agl_async_ckpt.storage.files import make_folders, publish, unwritable, write_all
 from agl_async_ckpt.storage.layout import RUN_FILE_NAME
 from agl_async_ckpt.storage.small_json import read_json
+from agl_async_ckpt.storage.trailer import Branch
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class RunIdentity:
         folder_inode: Of the output folder. A copy of the folder is another run: both may be alive on one server.
         life: Number of the latest life, 1 for the first; 0 before any.
         life_id: Tells two lives apart that took the same number at the same moment.
-        branch: Through which the training came to where it is, as `storage.branch` says.
+        branch: Through which the training came to where it is, as `folder.branch` says.
         host: Where the latest life was started.
         pid: Its process there.
     """

@@ -21,7 +21,7 @@ from agl_async_ckpt.exceptions import (
     DamagedStateError,
 )
 from agl_async_ckpt.folder.models import is_model_file, list_models, sync_models
-from agl_async_ckpt.storage.container import Trailer, is_whole_zip, read_trailer, verify
+from agl_async_ckpt.storage.container import is_whole_zip, read_trailer, verify
 from agl_async_ckpt.storage.files import publish, sync_file, sync_folder, write_all, write_error
 from agl_async_ckpt.storage.layout import (
     FILE_NAME,
@@ -32,6 +32,7 @@ from agl_async_ckpt.storage.layout import (
     parse_step,
 )
 from agl_async_ckpt.storage.small_json import Format, read_json
+from agl_async_ckpt.storage.trailer import Trailer
 
 __all__ = ["SEAL_NAME", "Seal", "check_seal", "read_seal", "seal_problems", "write_seal"]
 

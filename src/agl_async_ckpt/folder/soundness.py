@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agl_async_ckpt.exceptions import AsyncCheckpointError, DamagedStateError
 from agl_async_ckpt.folder.decision import Position, abandoned_text, decide_latest
-from agl_async_ckpt.folder.liveness import ALIVE_FILE_NAME, read_record
+from agl_async_ckpt.folder.liveness import read_record
 from agl_async_ckpt.folder.lock import current_holder
 from agl_async_ckpt.folder.run_identity import RunIdentity, read_run
 from agl_async_ckpt.folder.step_check import (
@@ -26,7 +26,7 @@ from agl_async_ckpt.folder.step_check import (
 )
 from agl_async_ckpt.folder.steps import StepInfo, TrackerProblem, read_tracker
 from agl_async_ckpt.storage.files import leftover_temps
-from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.layout import ALIVE_FILE_NAME, FILE_NAME, TRACKER_NAME
 
 PLAIN = "saved while the extension was not active: it holds no input position"
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agl_async_ckpt.exceptions import AsyncCheckpointError, CheckpointNotFoundError, DamagedStateError
+from agl_async_ckpt.folder.branch import left_at
 from agl_async_ckpt.folder.run_identity import read_run
 from agl_async_ckpt.folder.seal import Seal, read_seal, seal_problems
-from agl_async_ckpt.storage.branch import Branch, left_at
-from agl_async_ckpt.storage.container import Trailer, is_whole_zip, read_trailer, verify
+from agl_async_ckpt.storage.container import is_whole_zip, read_trailer, verify
 from agl_async_ckpt.storage.files import read_small
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, TRACKER_NAME, parse_step
+from agl_async_ckpt.storage.trailer import Branch, Trailer
 
 __all__ = [
     "TRACKER_NAME",

@@ -24,15 +24,12 @@ from agl_async_ckpt.exceptions import (
     StateMismatchError,
 )
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.storage.branch import Branch
-from agl_async_ckpt.storage.container import Trailer, read_verified
-from agl_async_ckpt.storage.files import make_folders, publish, remove_files, remove_leftover_temps, write_error
+from agl_async_ckpt.storage.container import read_verified
+from agl_async_ckpt.storage.files import make_folders, publish, remove_files, write_error
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, parse_step
 from agl_async_ckpt.storage.pickle_check import refuse_foreign_pickle
-from agl_async_ckpt.storage.trailer import parse_trailer
+from agl_async_ckpt.storage.trailer import Branch, Trailer, parse_trailer
 from agl_async_ckpt.storage.writer import TrailerWriter
-
-__all__ = ["FILE_NAME", "commit_state", "load_state", "remove_leftover_temps"]
 
 
 def commit_state(state: InputState, step_dir: str | os.PathLike[str], *, branch: Branch = ()) -> Path:

@@ -31,15 +31,6 @@ from agl_async_ckpt.storage.trailer import (
     parse_trailer,
 )
 
-__all__ = [
-    "FILE_NAME",
-    "Trailer",
-    "is_whole_zip",
-    "read_trailer",
-    "read_verified",
-    "verify",
-]
-
 END_RECORD = struct.Struct("<4s4H2LH")
 """Zip end record: signature, disk numbers (2), entries (2), directory size and offset, comment length."""
 

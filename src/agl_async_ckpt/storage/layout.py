@@ -4,6 +4,7 @@
   latest_checkpointed_iteration.txt   tracker: the step that an automatic resume takes (VERL)
   agentlightning_run.json             which run this folder belongs to, and its latest life (this package)
   agentlightning_lock.json            held by the trainer that writes here (this package)
+  agentlightning_alive.json           when trainers of this run were there (this package)
   agentlightning_ledger.jsonl         which inputs each step pulled and trained (this package)
   agentlightning_stop.json            asks the trainer to stop; only until it has (this package, or anybody)
   global_step_<N>/
@@ -24,6 +25,7 @@ SEAL_NAME = "agentlightning_seal.json"
 LOADER_FILE_NAME = "data.pt"
 RUN_FILE_NAME = "agentlightning_run.json"
 LOCK_FILE_NAME = "agentlightning_lock.json"
+ALIVE_FILE_NAME = "agentlightning_alive.json"
 LEDGER_NAME = "agentlightning_ledger.jsonl"
 STOP_NAME = "agentlightning_stop.json"
 TRACKER_NAME = "latest_checkpointed_iteration.txt"

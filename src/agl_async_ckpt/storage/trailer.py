@@ -13,10 +13,12 @@ from typing import Annotated
 
 from agl_async_ckpt.codec.format import FORMAT_NAME, FORMAT_VERSION
 from agl_async_ckpt.exceptions import DamagedStateError, UnsupportedVersionError
-from agl_async_ckpt.storage.branch import Branch
 from agl_async_ckpt.storage.small_json import Bounds, Count, Format, parse_json
 
 MAX_TRAILER_BYTES = 16 * 1024
+MAX_BRANCH_ENTRIES = 256
+Branch = Annotated[tuple[tuple[Count, Count], ...], Bounds(0, MAX_BRANCH_ENTRIES)]
+"""Which steps belong to the training of a life, as (number, from) pairs; what they mean is for its folder to say."""
 BLANK_DIGEST = "0" * 64
 DIGEST_END = b'"}'
 """The digest is the last field: it stands at a fixed distance from the end, whatever comes before."""
@@ -41,7 +43,7 @@ class Trailer:
         saved_at: Unix time, seconds.
         written_by: Package name -> version.
         num_zip_bytes: Length of the file before the trailer, bytes.
-        branch: Of the life that saved it, as `storage.branch` says; absent in a file where it is empty.
+        branch: Of the life that saved it, as `folder.branch` says; absent in a file where it is empty.
         sha256: Over the whole file, this field blanked; hexadecimal.
     """
 

@@ -11,12 +11,8 @@ nothing is on record it is branch 0; so a folder that was never gone back in has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
 
-from agl_async_ckpt.storage.small_json import Bounds, Count
-
-MAX_ENTRIES = 256
-Branch = Annotated[tuple[tuple[Count, Count], ...], Bounds(0, MAX_ENTRIES)]
+from agl_async_ckpt.storage.trailer import MAX_BRANCH_ENTRIES, Branch
 
 
 def left_at(branch: Branch, step: int, own: Branch) -> int | None:
@@ -31,7 +27,7 @@ def left_at(branch: Branch, step: int, own: Branch) -> int | None:
     return None if number == _at(own, step)[0] else start
 
 
-def begin(on_record: Branch, base: Branch | None, origin: int, existing: Mapping[int, Branch]) -> Branch:
+def begin_branch(on_record: Branch, base: Branch | None, origin: int, existing: Mapping[int, Branch]) -> Branch:
     """Return the branch of a life that begins.
 
     Args:
@@ -49,7 +45,7 @@ def begin(on_record: Branch, base: Branch | None, origin: int, existing: Mapping
     number = 1 + max((number for branch in (on_record, *existing.values()) for number, _ in branch), default=0)
     # A life from another folder is not the owner of the steps below its origin either.
     new = ((number, origin),) if base is not None or origin == 0 else ((number, 0), (number, origin))
-    return (*(base or ()), *new)[-MAX_ENTRIES:]
+    return (*(base or ()), *new)[-MAX_BRANCH_ENTRIES:]
 
 
 def _at(branch: Branch, step: int) -> tuple[int, int]:
