@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 from pathlib import Path
@@ -70,3 +71,16 @@ def test_docs_name_no_page_that_is_missing() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_contributing_names_files_and_functions_that_exist() -> None:
+    """Paths from the root or from the package, and what serves every trainer."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    package = ROOT / "src" / "agl_async_ckpt"
+    paths = set(re.findall(r"`((?:\w+/)+(?:[\w.]+)?|[\w.]+\.(?:py|md|toml|txt))`", text))
+    assert len(paths) > 20
+    missing = [path for path in paths if "NAME" not in path and not any((at / path).exists() for at in (ROOT, package))]
+    assert not missing
+    for folder, cell in re.findall(r"^\| `(\w+)/` \| (.+) \|$", text, re.MULTILINE):
+        for module, name in re.findall(r"`(\w+)\.(\w+)`", cell):
+            assert hasattr(importlib.import_module(f"agl_async_ckpt.{folder}.{module}"), name)

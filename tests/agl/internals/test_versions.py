@@ -97,10 +97,9 @@ def test_every_override_of_the_manager_is_insisted_on() -> None:
 def test_readme_and_extras_list_the_tested_versions() -> None:
     """One table in the code; README, the page made from it and the extras say the same."""
     readme = (ROOT / "README.md").read_text()
-    for name, versions in {"agent-lightning": "1.0.0 to 1.0.2", "VERL           ": "0.7.1, 0.8.0"}.items():
+    agl, verl = internals.TESTED["agentlightning"], internals.TESTED["verl"]
+    for name, versions in {"agent-lightning": f"{agl[0]} to {agl[-1]}", "VERL           ": ", ".join(verl)}.items():
         assert f"| {name} | {versions} |" in readme
-    assert internals.TESTED["agentlightning"] == ("1.0.0", "1.0.1", "1.0.2")
-    assert internals.TESTED["verl"] == ("0.7.1", "0.8.0")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = [Requirement(text) for text in project["optional-dependencies"]["agl"]]
     for name, tested in internals.TESTED.items():
