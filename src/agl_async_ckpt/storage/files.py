@@ -131,12 +131,15 @@ def unwritable(folder: Path, error: OSError) -> StateWriteError:
     )
 
 
-def read_small(path: Path, max_bytes: int) -> bytes:
-    """Read a whole small file, without waiting for anybody: a FIFO in its place must not block a start.
+def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Open a file for reading, without waiting for anybody: a FIFO in its place must not block a start.
+
+    Returns:
+        Its descriptor, to be closed, and its size in bytes.
 
     Raises:
-        OSError: It cannot be read, or is no regular file.
-        ValueError: It is longer than `max_bytes`.
+        OSError: It cannot be opened, or is no regular file.
+        ValueError: No file can have that name.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -145,10 +148,22 @@ def read_small(path: Path, max_bytes: int) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            data = file.read(min(info.st_size, max_bytes) + 1)  # a bound alone would be allocated
-    finally:
+    except BaseException:
         os.close(fd)
+        raise
+    return fd, info.st_size
+
+
+def read_small(path: Path, max_bytes: int) -> bytes:
+    """Read a whole small file.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        ValueError: It is longer than `max_bytes`.
+    """
+    fd, size = open_regular(path)
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(min(size, max_bytes) + 1)  # a bound alone would be allocated
     if len(data) > max_bytes:
         raise ValueError(f"longer than {max_bytes} bytes")
     return data
