@@ -141,7 +141,8 @@ def test_other_version_is_refused_by_both_numbers(
         path = commit_state(small_state(), step_dir)
     with pytest.raises(UnsupportedVersionError) as caught:
         load_state(path)
-    assert caught.value.fact == f"{path} is of format version {version}; this agl-async-ckpt reads version 2."
+    this = f"this agl-async-ckpt reads version {FORMAT_VERSION}."
+    assert caught.value.fact == f"{path} is of format version {version}; {this}"
 
 
 def test_unknown_extra_keys_are_ignored(step_dir: Path) -> None:
