@@ -184,7 +184,7 @@ def _refuse_misplaced(config: Any) -> None:
 
 
 def _is_setting(key: str, place: str) -> bool:
-    """Whether a key is one of our settings, one level or more too high."""
+    """Tell whether a key is one of our settings, one level or more too high."""
     names = AsyncCheckpointConfig.model_fields
     return key in names and key != "enabled" and (place.startswith(PARENT) or key not in NAMES_OF_OTHERS)
 

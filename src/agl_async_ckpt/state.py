@@ -18,7 +18,7 @@ Batch = Mapping[str, Any]
 
 
 def num_rows(batch: Batch | None) -> int:
-    """Rows of a loader batch; 0 for None and for a batch without columns."""
+    """Count the rows of a loader batch; 0 for None and for a batch without columns."""
     if not batch:
         return 0
     return len(next(iter(batch.values())))

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """`1 rollout`, `2 rollouts`."""
+    """Say a number with its noun: `1 rollout`, `2 rollouts`."""
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -41,7 +41,7 @@ def install() -> None:
 
 
 def is_installed() -> bool:
-    """Whether the extension is switched on in this process."""
+    """Tell whether the extension is switched on in this process."""
     return _installed
 
 

@@ -27,7 +27,7 @@ def run_ppo(config: Any, train_dataset: Sequence[Any], val_dataset: Sequence[Any
     Args:
         config: agent-lightning's trainer config; not changed.
         train_dataset: Non-empty in-memory sequence of inputs.
-        val_dataset: Likewise.
+        val_dataset: The same, for validations.
 
     Raises:
         ActivationError: Ray is initialised already and its workers have not loaded the extension, or the submitted
@@ -130,7 +130,7 @@ def _require_loadable() -> None:
 
 
 def _is_loaded() -> bool:
-    """Whether the extension is on in this worker process, or comes with its first import of verl."""
+    """Tell whether the extension is on in this worker process, or comes with its first import of verl."""
     return activation.is_installed() or internals.is_plugin(PLUGIN)
 
 

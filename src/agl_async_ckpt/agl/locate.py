@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def output_folder(trainer: internals.Trainer) -> Path:
-    """The absolute `trainer.default_local_dir`."""
+    """Return the absolute `trainer.default_local_dir`."""
     return Path(os.path.abspath(trainer.config.trainer.default_local_dir))  # noqa: PTH100 - keeps symlinks
 
 

@@ -129,14 +129,14 @@ def _is_older(info: StepInfo, step: int) -> bool:
 
 
 def _stands(info: StepInfo, role: str) -> bool:
-    """Whether a step lacks at most models of other roles."""
+    """Tell whether a step lacks at most models of other roles."""
     if info.seal is None or info.trailer is None:
         return False
     return not seal_problems(info.seal, info.path, info.trailer, hashes=False, models=[role])
 
 
 def _must_stay(trainer: internals.Trainer, step_dir: Path) -> bool:
-    """Whether a step is the one that `trainer.resume_from_path` names, or a link.
+    """Tell whether a step is the one that `trainer.resume_from_path` names, or a link.
 
     The next start with these settings begins at that step again; what a link leads to may be an archive.
     """

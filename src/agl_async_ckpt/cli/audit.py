@@ -152,7 +152,7 @@ def _rows(result: Audit) -> list[list[object]]:
 
 
 def _named(names: Sequence[InputName]) -> str:
-    """The first inputs by dataset position, or by digest where the dataset does not know it."""
+    """Name the first inputs by dataset position, or by digest where the dataset does not know it."""
     if not names:
         return ""
     more = ", …" if len(names) > MAX_SHOWN_INPUTS else ""

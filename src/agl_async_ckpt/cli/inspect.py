@@ -241,5 +241,5 @@ def _writers(rows: list[Row]) -> dict[tuple[str, str], list[int]]:
 
 
 def _ranges(steps: list[int]) -> str:
-    """The first and the last, with what lies between left to the table."""
+    """Name the first and the last; what lies between is left to the table."""
     return ", ".join(map(str, steps)) if len(steps) <= 3 else f"{steps[0]} to {steps[-1]}"

@@ -31,7 +31,7 @@ def prepare() -> None:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether to draw for a person: a terminal that can move its cursor."""
+    """Tell whether to draw for a person: a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
@@ -53,7 +53,7 @@ def _visible(char: str) -> str:
 
 
 def clean_lines(text: object) -> str:
-    """`clean`, line by line."""
+    """Make a text fit for a terminal as `clean` does, line by line."""
     return "\n".join(clean(line) for line in str(text).split("\n"))
 
 
@@ -143,7 +143,7 @@ def _pad(cell: str, width: int, right: bool) -> str:
 
 
 def display_width(text: str) -> int:
-    """Columns that a text takes on a terminal: wide characters take two, combining ones none."""
+    """Count the columns that a text takes on a terminal: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
     return sum(

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def mode(target: Target) -> str:
-    """The `trainer.resume_mode` that PATH stands for."""
+    """Return the `trainer.resume_mode` that PATH stands for."""
     return "auto" if target.kind == "folder" else "resume_path"
 
 

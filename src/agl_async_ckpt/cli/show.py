@@ -88,7 +88,7 @@ def _number(text: str) -> int:
 
 
 def _file(target: Target) -> Path:
-    """The input file that PATH stands for.
+    """Return the input file that PATH stands for.
 
     Raises:
         UsageError: An output folder without steps.

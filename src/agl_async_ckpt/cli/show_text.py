@@ -115,7 +115,7 @@ def _print_rest(num_rows: int, limit: int, num_shown: int, num_columns: int) -> 
 
 
 def age_s(group: PromptGroup, trailer: Trailer) -> float | None:
-    """Seconds from the first enqueue to the save, by the trainer's clock; None if it is not in the file."""
+    """Return the seconds from the first enqueue to the save, by the trainer's clock; None if the file has none."""
     times = [rollout.enqueued.get("enqueue_time") for rollout in group.rollouts]
     known = [float(moment) for moment in times if isinstance(moment, int | float)]
     return trailer.saved_at - min(known) if known else None
@@ -126,18 +126,18 @@ def _num_finished(group: PromptGroup) -> int:
 
 
 def batch_row(batch: Batch, index: int) -> dict[str, Any]:
-    """One row of a loader batch."""
+    """Return one row of a loader batch."""
     return {str(name): column[index] for name, column in batch.items()}
 
 
 def _ordered(row: Mapping[str, Any], batch: Batch | None) -> dict[str, Any]:
-    """An input with its columns as in the buffered rows, then by name: VERL hands them on as a set, in any order."""
+    """Order the columns of an input as in the buffered rows, then by name: VERL hands them on in any order."""
     places = {str(name): place for place, name in enumerate(batch or {})}
     return {name: row[name] for name in sorted(row, key=lambda name: (places.get(name, len(places)), name))}
 
 
 def _columns(wanted: Sequence[str] | None, first_row: Mapping[str, Any]) -> list[str]:
-    """The columns to show: those asked for, or a few, what a person can read first."""
+    """Choose the columns to show: those asked for, or a few, what a person can read first."""
     if wanted is not None:
         return [name for name in dict.fromkeys(wanted) if name in first_row]
     readable = [name for name, value in first_row.items() if not is_array(value)]

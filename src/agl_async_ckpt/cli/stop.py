@@ -105,7 +105,7 @@ def _sentence(text: str | None) -> str | None:
 
 
 def _locks_tell(folder: Path) -> bool:
-    """Whether a free lock means that no trainer is there: there are locks, and the last trainer ran on this host."""
+    """Tell whether a free lock means that no trainer is there: locks work, and the last trainer ran on this host."""
     holder = read_holder(folder)
     return holder is not None and holder.host == socket.gethostname() and locks_work(folder)
 

@@ -86,7 +86,7 @@ def require_input_file(path: Path) -> None:
 
 
 def is_checkpoint_folder(folder: Path) -> bool:
-    """Whether a training run has left anything of its own in an output folder."""
+    """Tell whether a training run has left anything of its own in an output folder."""
     return any((folder / name).exists() for name in (TRACKER_NAME, RUN_FILE_NAME)) or bool(list_steps(folder))
 
 

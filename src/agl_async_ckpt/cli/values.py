@@ -39,7 +39,7 @@ def short(value: Any) -> str:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is a tensor or an array with elements of its own, and no single number or text."""
+    """Tell whether a value is a tensor or an array with elements of its own, and no single number or text."""
     return hasattr(value, "dtype") and getattr(value, "ndim", 0) > 0
 
 

@@ -159,7 +159,7 @@ def unpack_array(plain: dict[str, Any], *, copy: bool = True) -> Array:
 
 
 def _memory_of(blob: Any) -> Array:
-    """The bytes of a blob where they are, (num_bytes,) uint8."""
+    """Return the bytes of a blob where they are, (num_bytes,) uint8."""
     if type(blob) is torch.Tensor and blob.dtype is torch.uint8 and blob.dim() == 1:
         return check_tensor(blob).numpy()
     return np.frombuffer(unpack_bytes(blob), dtype=np.uint8)

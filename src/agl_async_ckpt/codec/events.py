@@ -100,7 +100,7 @@ class PackedEvents(Sequence[Event]):
         return len(self.unpack())
 
     def __eq__(self, other: object) -> bool:
-        """Whether `other` holds equal events, packed or as a list or tuple like these."""
+        """Tell whether `other` holds equal events, packed or as a list or tuple like these."""
         return self.unpack() == (other.unpack() if isinstance(other, PackedEvents) else other)
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # as of a list

@@ -68,7 +68,7 @@ class _SharedValues:
 
 
 def _digest(encoded: Plain) -> str:
-    """Digest of an encoded value; tells 1 from 1.0 and True, and keeps the order of keys."""
+    """Return the digest of an encoded value, which tells 1 from 1.0 and True, and keeps the order of keys."""
     return hashlib.sha256(_digest_text(encoded).encode()).hexdigest()
 
 

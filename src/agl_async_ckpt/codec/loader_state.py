@@ -46,7 +46,7 @@ def order_generator(state: Mapping[str, Any]) -> torch.Tensor:
 
 
 def pass_has_ended(state: Mapping[str, Any]) -> bool:
-    """Whether StopIteration was seen: the loader opens a new pass when this state is loaded."""
+    """Tell whether StopIteration was seen: the loader opens a new pass when this state is loaded."""
     return bool(state["_iterator_finished"])
 
 

@@ -98,7 +98,7 @@ def check_batch_encodable(batch: Mapping[str, Any]) -> None:
 
 
 def check_encodable(value: Any, where: str) -> None:
-    """Raise what `encode_value` would, likewise.
+    """Raise what `encode_value` would, and encode nothing.
 
     Raises:
         UnencodableValueError: `value` holds something that would not come back exactly.

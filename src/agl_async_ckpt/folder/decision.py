@@ -129,7 +129,7 @@ def abandoned_text(left_at: int) -> str:
 
 
 def _names_nothing(tracker: int | TrackerProblem | None) -> bool:
-    """Whether no step was ever named: VERL opens the tracker, which empties it, before it writes the number."""
+    """Tell whether no step was ever named: VERL opens the tracker, which empties it, before it writes the number."""
     return tracker is None or (isinstance(tracker, TrackerProblem) and tracker.kind in ("empty", "nul"))
 
 

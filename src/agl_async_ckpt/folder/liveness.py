@@ -40,7 +40,7 @@ class Span:
     last: float
 
     def holds(self, *times: float) -> bool:
-        """Whether all of `times` lie in it."""
+        """Tell whether all of `times` lie in it."""
         return all(self.first <= moment <= self.last for moment in times)
 
 
@@ -151,5 +151,5 @@ def read_record(output_dir: Path) -> Record | None:
 
 
 def within_one_life(lives: Sequence[Span], *times: float) -> bool:
-    """Whether all of `times` lie in the same life."""
+    """Tell whether all of `times` lie in the same life."""
     return any(span.holds(*times) for span in lives)

@@ -171,12 +171,12 @@ def current_holder(output_dir: Path) -> str | None:
 
 
 def locks_work(output_dir: Path) -> bool:
-    """Whether the lock of an output folder can be asked for at all: some file systems have no locks."""
+    """Tell whether the lock of an output folder can be asked for at all: some file systems have no locks."""
     return _is_locked(output_dir) is not None
 
 
 def _is_locked(output_dir: Path) -> bool | None:
-    """Whether another process has the lock; None if that cannot be told."""
+    """Tell whether another process has the lock; None if that cannot be told."""
     try:
         fd = os.open(output_dir / LOCK_FILE_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -225,7 +225,7 @@ def _name_holder(output_dir: Path) -> str:
 
 
 def _is_file(fd: int, path: Path) -> bool:
-    """Whether an open file is the one that bears the name now: not after its folder was moved away."""
+    """Tell whether an open file is the one that bears the name now: not after its folder was moved away."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except OSError:
@@ -233,7 +233,7 @@ def _is_file(fd: int, path: Path) -> bool:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: close the copies, which would keep a dead parent's locks."""
+    """Close the copies in a forked child: they would keep a dead parent's locks."""
     global _guard
     _guard = threading.Lock()  # another thread of the parent may have held it at the fork
     for lock in list(_held):

@@ -32,7 +32,7 @@ _GONE = frozenset({errno.ENOENT, errno.ESTALE})
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file below `actor/` or `critic/` belongs to the model, by its path relative to the step."""
+    """Tell whether a file below `actor/` or `critic/` belongs to the model, by its path relative to the step."""
     return all(part == _KEPT_HIDDEN or not _PASSING_NAME.fullmatch(part) for part in PurePosixPath(name).parts)
 
 
@@ -86,7 +86,7 @@ def _sync_if_there(path: Path) -> None:
 
 
 def _folders(step_dir: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Each folder of the models with the names of what belongs to them in it and is no folder."""
+    """Yield each folder of the models with the names of what belongs to them in it and is no folder."""
 
     def failed(error: OSError) -> None:
         if error.errno not in _GONE:
@@ -99,7 +99,7 @@ def _folders(step_dir: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _size(path: Path) -> int | None:
-    """Size of a regular file; None for anything else, and for what is gone or leads nowhere."""
+    """Return the size of a regular file; None for anything else, and for what is gone or leads nowhere."""
     try:
         info = path.stat()
     except OSError as error:

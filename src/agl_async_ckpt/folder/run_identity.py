@@ -97,7 +97,7 @@ def begin_life(output_dir: Path, *, parent_run_id: str | None = None, branch: Br
 
 
 def is_latest_life(output_dir: Path, identity: RunIdentity) -> bool:
-    """Whether no other life has begun since; also True where the record is gone or cannot be read."""
+    """Tell whether no other life has begun since; also True where the record is gone or cannot be read."""
     try:
         known = read_run(output_dir)
     except DamagedStateError:

@@ -69,7 +69,7 @@ class Seal:
     model_files: Mapping[str, int]
 
     def files_of(self, model: str) -> dict[str, int]:
-        """The model files below `actor` or `critic`; a seal may list files that others had there for a while."""
+        """Return the model files below `actor` or `critic`; a seal may list files that others had there for a while."""
         return {
             name: size
             for name, size in self.model_files.items()
@@ -211,7 +211,7 @@ def seal_problems(
 
 
 def _size(path: str | Path) -> int | None:
-    """Size of a regular file, or None. One call each: a listing of many steps looks at many model files."""
+    """Return the size of a regular file, or None. One call each: a listing of many steps looks at many files."""
     try:
         info = os.stat(path)  # noqa: PTH116
     except OSError:

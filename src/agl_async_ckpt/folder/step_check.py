@@ -85,7 +85,7 @@ def check_file(path: Path) -> StepCheck:
 
 
 def has_state(step_dir: Path) -> bool:
-    """Whether a step has an input state, whole or not; a link that leads nowhere is none.
+    """Tell whether a step has an input state, whole or not; a link that leads nowhere is none.
 
     In a step that may not be looked into it has one: reading it says why it cannot be used.
     """
@@ -114,7 +114,7 @@ def missing_state(step_dir: Path) -> MissingStateError | None:
 
 
 def must_have_state(step_dir: Path, run: RunIdentity | None) -> bool:
-    """Whether a step was saved with an input state, so that one without it has lost it."""
+    """Tell whether a step was saved with an input state, so that one without it has lost it."""
     step = parse_step(step_dir)
     assert step is not None
     wrote_before = run is not None and run.first_step is not None and run.first_step <= step
@@ -138,7 +138,7 @@ def being_saved(info: StepInfo, holder: str | None) -> str | None:
 
 
 def _changed_at(folder: Path) -> float:
-    """When something in a folder was last written, Unix seconds. What a start has removed from it does not count."""
+    """Tell when something in a folder was last written, Unix seconds. What a start has removed does not count."""
     try:
         return max((entry.stat().st_mtime for entry in folder.iterdir()), default=folder.stat().st_mtime)
     except OSError:  # renamed between the two looks
@@ -146,12 +146,12 @@ def _changed_at(folder: Path) -> float:
 
 
 def is_pruned(step_dir: Path) -> bool:
-    """Whether retention has left an empty shell: neither model nor input state nor seal."""
+    """Tell whether retention has left an empty shell: neither model nor input state nor seal."""
     return not any(_may_exist(step_dir / name) for name in (FILE_NAME, SEAL_NAME, *MODEL_FOLDERS))
 
 
 def _may_exist(path: Path) -> bool:
-    """Whether something is there, or its folder may not be looked into."""
+    """Tell whether something is there, or its folder may not be looked into."""
     try:
         return path.exists()
     except PermissionError:

@@ -41,12 +41,12 @@ class StopRequest:
 
     @classmethod
     def now(cls, by: str) -> StopRequest:
-        """A request of this process at this moment."""
+        """Make a request of this process at this moment."""
         return cls(time.time(), by, socket.gethostname(), os.getpid())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> StopRequest:
-        """The inverse of `to_json`.
+        """Read what `to_json` wrote.
 
         Raises:
             ValueError: It is not the text of a request.
@@ -54,7 +54,7 @@ class StopRequest:
         return parse_json(text, cls, "a request to stop")
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Write one line of JSON."""
         return json.dumps(asdict(self)) + "\n"
 
     def __str__(self) -> str:

@@ -141,7 +141,7 @@ def audit_ledger(ledger: Ledger) -> Audit:
 
 
 def _missing_lines(lineage: Lineage) -> list[Problem]:
-    """Lines that must have been there: the start of a life, and the last steps of one that came to its end."""
+    """Tell which lines must have been there: the start of a life, the last steps of one that came to its end."""
     problems: list[Problem] = []
     if lineage.num_orphans:
         text = (

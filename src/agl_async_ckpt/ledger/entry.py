@@ -173,6 +173,6 @@ def parse_line(line: bytes) -> Entry:
 
 
 def position_of(name: InputName) -> int | None:
-    """Dataset position in the name of an input; None where the dataset did not know it."""
+    """Return the dataset position in the name of an input; None where the dataset did not know it."""
     _, _, position = name.partition("@")
     return int(position) if position.isdecimal() and len(position) <= 19 else None

@@ -114,7 +114,7 @@ def count_epochs(walked: Walk, lineage: Lineage) -> list[EpochAccount]:
 
 
 def _may_leave_out(shapes: list[Start]) -> int:
-    """Rows of a pass that do not fill a batch; at most that many where the batch size changed within the pass."""
+    """Count the rows of a pass that fill no batch; at most that many where the batch size changed within the pass."""
     if not shapes[-1].drop_last:
         return 0
     if len({(start.num_rows, start.loader_batch) for start in shapes}) == 1:
@@ -123,7 +123,7 @@ def _may_leave_out(shapes: list[Start]) -> int:
 
 
 def _is_exhausted(lineage: Lineage, walked: Walk, key: tuple[int, int]) -> bool:
-    """Whether the loader has handed out the last batch of the newest epoch."""
+    """Tell whether the loader has handed out the last batch of the newest epoch."""
     newest = max((row.epoch for row in walked.rows if row.epoch is not None), default=None)
     steps = lineage.parts[-1].steps
     if key != newest or not steps or steps[-1].loader_rows is None:
@@ -133,7 +133,7 @@ def _is_exhausted(lineage: Lineage, walked: Walk, key: tuple[int, int]) -> bool:
 
 
 def _copies(walked: Walk) -> Counter[tuple[int, InputName]]:
-    """(stream, name) -> equal rows in the dataset: as many as one undisturbed pass has drawn."""
+    """Count (stream, name) -> equal rows in the dataset: as many as one undisturbed pass has drawn."""
     seen: Counter[tuple[int, tuple[int, int], InputName]] = Counter()
     copies: Counter[tuple[int, InputName]] = Counter()
     for row in walked.rows:

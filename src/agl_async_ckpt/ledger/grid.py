@@ -54,7 +54,7 @@ def build_grid(audit: Audit, *, max_height: int, max_width: int) -> Grid:
 
 
 def _spans(row: Drawn, last: int) -> Iterator[tuple[int, int, Cell]]:
-    """(first step, last step, what it was) of one row; later ones lie over earlier ones where they meet."""
+    """Return (first step, last step, what it was) of one row; later ones lie over earlier ones where they meet."""
     pulled, end = row.pulled_step, row.end_step
     if pulled is None:
         yield row.drawn_step, last if end is None else end, Cell.PULLED

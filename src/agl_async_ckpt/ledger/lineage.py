@@ -99,7 +99,7 @@ def _chain(order: Sequence[Part]) -> list[Part]:
 
 
 def _parent(earlier: Sequence[Part], start: Start) -> int | None:
-    """Index of the life whose checkpoint a start has loaded."""
+    """Return the index of the life whose checkpoint a start has loaded."""
     saved = [
         (index, step)
         for index, part in enumerate(earlier)

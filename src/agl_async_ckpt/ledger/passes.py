@@ -53,6 +53,6 @@ class PassCounter:
         return ((epoch, num_rows),)
 
     def _left_after(self, rows: int) -> int:
-        """Rows that the pass has left: with another batch size than before, another remainder is left out."""
+        """Count the rows that the pass has left: with another batch size another remainder is left out."""
         left = self._start.num_rows - rows
         return max(0, left // self._start.loader_batch * self._start.loader_batch if self._start.drop_last else left)

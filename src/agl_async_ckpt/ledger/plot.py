@@ -171,7 +171,7 @@ def _draw_resumes(axes: Any, audit: Audit) -> None:
 
 
 def _draw_epochs(axes: Any, audit: Audit, right: float) -> None:
-    """A line where an epoch begins, if there are several."""
+    """Draw a line where an epoch begins, if there are several."""
     begins: list[tuple[int, tuple[int, int]]] = []
     for index, row in enumerate(audit.walk.rows):
         if row.epoch is not None and (not begins or begins[-1][1] != row.epoch):

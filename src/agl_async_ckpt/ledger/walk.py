@@ -275,7 +275,7 @@ def _match(rows: Sequence[Drawn], names: Iterable[InputName]) -> tuple[list[Draw
 
 
 def gap(first: int, last: int, life: int) -> Problem:
-    """Steps without a line."""
+    """Note steps without a line."""
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     text = f"The ledger has no line of {which}: what was trained there cannot be told."
     return Problem("gap", text, life=life, step=first)

@@ -113,7 +113,7 @@ def use_actors(*, generator: Any, trainer: Any) -> None:
 
 
 def buffered_samples(generator: Any) -> list[Any]:
-    """Samples generated and not yet handed out; there is no public view of them."""
+    """Return the samples generated and not yet handed out; there is no public view of them."""
     return generator._sample_buffer
 
 
@@ -168,7 +168,7 @@ def actor_checkpoint(args: Any) -> Path:
 
 
 def needs_rollout_log_probs(args: Any) -> bool:
-    """Whether samples must carry the log-probabilities of the engine."""
+    """Tell whether samples must carry the log-probabilities of the engine."""
     advantage = args.algo.advantage
     if require_supported() in _HAS_CORRECTION_LEVEL:
         return advantage.is_correction_level != "off"

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def writes_checkpoints(args: Any) -> bool:
-    """Whether DeepSpeed checkpoints may be written: after so many steps, or after an evaluation that is the best."""
+    """Tell whether DeepSpeed checkpoints may be written: after some steps, or after the best evaluation."""
     never = (-1, float("inf"))  # OpenRLHF turns the one into the other
     evaluates = args.eval.dataset and args.eval.steps not in never and args.ckpt.best_metric_key != "none"
     return not args.ckpt.disable_ds and bool(args.ckpt.save_steps not in never or evaluates)

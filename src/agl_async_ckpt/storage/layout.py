@@ -35,11 +35,11 @@ _STEP_NAME = re.compile(r"global_step_(0|[1-9][0-9]*)")
 
 
 def step_name(step: int) -> str:
-    """Folder name of a step."""
+    """Return the folder name of a step."""
     return f"global_step_{step}"
 
 
 def parse_step(path: str | os.PathLike[str]) -> int | None:
-    """Step number of a folder, from its name; a trailing slash is fine. None if it is not named `global_step_<N>`."""
+    """Return the step in a folder's name, which may end in a slash; None if that is not `global_step_<N>`."""
     found = _STEP_NAME.fullmatch(Path(path).name)
     return int(found[1]) if found else None

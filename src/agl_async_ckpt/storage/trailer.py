@@ -61,7 +61,7 @@ class Trailer:
     sha256: str = BLANK_DIGEST
 
     def to_bytes(self) -> bytes:
-        """The trailer as it stands in the file. ASCII, so it cannot hold a zip signature.
+        """Return the trailer as it stands in the file. ASCII, so it cannot hold a zip signature.
 
         Raises:
             ValueError: Longer than `MAX_TRAILER_BYTES`.
@@ -75,7 +75,7 @@ class Trailer:
 
 
 def is_ours(comment: bytes) -> bool:
-    """Whether a zip comment is a trailer of this package, perhaps an altered one.
+    """Tell whether a zip comment is a trailer of this package, perhaps an altered one.
 
     One altered byte can hide one of the two marks, not both: it must not turn "damaged" into "foreign".
     """
@@ -83,7 +83,7 @@ def is_ours(comment: bytes) -> bool:
 
 
 def blank(comment: bytes) -> bytes:
-    """The trailer with its digest blanked, as it was when the digest was taken."""
+    """Return the trailer with its digest blanked, as it was when the digest was taken."""
     end = len(comment) - len(DIGEST_END)
     return comment[: end - len(BLANK_DIGEST)] + BLANK_DIGEST.encode() + comment[end:]
 

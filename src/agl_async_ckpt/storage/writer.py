@@ -60,7 +60,7 @@ class TrailerWriter:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing to do: `finish` writes the rest."""
+        """Do nothing: `finish` writes the rest."""
 
     def finish(self, make_trailer: Callable[[int], Trailer]) -> None:
         """Write the end record with its comment length, and the trailer.

@@ -72,7 +72,7 @@ class FirstPull:
                         yield rows.start + index, number, name, wanted, digest
 
     def _as_joined(self, name: str, column: Any) -> list[str]:
-        """The digests of a saved column once it is joined with `column`, which may have another type of numbers."""
+        """Return the digests of a saved column once it is joined with `column`, of another type of numbers perhaps."""
         saved = self._tail[name]
         if digests(saved) != self._saved[name]:
             return self._saved[name]  # changed in place

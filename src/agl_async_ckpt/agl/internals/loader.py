@@ -13,7 +13,7 @@ from agl_async_ckpt.state import Batch
 
 
 def loader_state(trainer: Trainer) -> dict[str, Any]:
-    """`StatefulDataLoader.state_dict()` of the training loader."""
+    """Return `StatefulDataLoader.state_dict()` of the training loader."""
     return trainer.train_dataloader.state_dict()
 
 
@@ -31,7 +31,7 @@ def draws_each_row_once(sampler: Any, num_rows: int) -> bool:
 
 
 def next_rows(trainer: Trainer, state: Mapping[str, Any], num: int) -> list[int] | None:
-    """Data set rows that the loader hands out next in its pass, as this torch draws them; None if it cannot be told.
+    """Tell which rows the loader hands out next in its pass, as this torch draws them; None if that is unknown.
 
     A state holds the generator and not the order: another torch could draw another order from it.
 
@@ -62,7 +62,7 @@ def next_rows(trainer: Trainer, state: Mapping[str, Any], num: int) -> list[int]
 
 
 def _order_in_use(trainer: Trainer, generator_state: Any) -> list[int] | None:
-    """The order that the loader's open iterator has drawn from this generator; None if it has none.
+    """Return the order that the loader's open iterator has drawn from this generator; None if it has none.
 
     A save would draw it again otherwise, which grows with the data set. torchdata has no public reader for it.
     """
@@ -76,7 +76,7 @@ def _order_in_use(trainer: Trainer, generator_state: Any) -> list[int] | None:
 
 
 def loaded_loader_state(trainer: Trainer) -> Mapping[str, Any] | None:
-    """The loader state that VERL has loaded and that no iterator has taken up yet; None if it has loaded none.
+    """Return the loader state that VERL has loaded and no iterator has taken up yet; None if it has loaded none.
 
     `state_dict()` would open the iterator, and with it draw from torch's generator.
     """
@@ -84,7 +84,7 @@ def loaded_loader_state(trainer: Trainer) -> Mapping[str, Any] | None:
 
 
 def is_exhausted(trainer: Trainer, state: Mapping[str, Any]) -> bool:
-    """Whether the last batch of the pass was handed out, whether or not StopIteration was seen."""
+    """Tell whether the last batch of the pass was handed out, whether or not StopIteration was seen."""
     loader = trainer.train_dataloader
     rows = rows_yielded(state)
     if state["_iterator_finished"] or rows is None:
@@ -162,7 +162,7 @@ def require_stateful_sampler(trainer: Trainer) -> None:
 
 
 def stateful_parts(trainer: Trainer) -> dict[str, Any]:
-    """The user's sampler and data set where they put a state of their own into that of the loader, by name.
+    """Return the user's sampler and data set where they put a state of their own into the loader's, by name.
 
     They can be asked for it: the loader's `state_dict()` would open the iterator, and with it draw an order.
     """

@@ -18,7 +18,7 @@ WRITER_PACKAGES = ("agl-async-ckpt", "agentlightning", "verl", "torchdata", "tor
 
 
 def written_by() -> dict[str, str]:
-    """Versions of what takes part in a save, by distribution name."""
+    """Return the versions of what takes part in a save, by distribution name."""
     return dict(_versions())
 
 
@@ -56,7 +56,7 @@ def require_sole_writer(trainer: Trainer, file_name: str) -> None:
 
 
 def rng_state() -> RngState:
-    """The driver's global generators; agent-lightning drops samples with the global `random`."""
+    """Return the driver's global generators; agent-lightning drops samples with the global `random`."""
     import numpy as np
     import torch
 

@@ -21,7 +21,7 @@ class TrainerSection(Protocol):
     resume_mode: str
     """`auto`, `disable` or `resume_path`; rewritten for VERL's load, which has to take the step that was verified."""
     resume_from_path: str | None
-    """The step folder of `resume_path`; rewritten likewise."""
+    """The step folder of `resume_path`; rewritten with it."""
     save_freq: int
     """The loop reads it at each step, so that a step can be saved out of turn."""
 
@@ -157,7 +157,7 @@ class RolloutManager(Protocol):
         ...
 
     def _run_failed_hook(self, rollout: Any) -> None:
-        """Overridden likewise."""
+        """Overridden: a hook runs once, before the rollout is deleted."""
         ...
 
 

@@ -12,7 +12,7 @@ ROLLOUTS_URL = "/api/rollouts"
 
 
 def default_rollout_config(manager: RolloutManager) -> dict[str, Any]:
-    """The config that the manager posts with each rollout, in the JSON form of a posted request.
+    """Return the config that the manager posts with each rollout, in the JSON form of a posted request.
 
     `_rollout_config` is what `_create_rollouts` puts into each request before a hook may change it.
     """
@@ -57,27 +57,27 @@ def event(fields: Mapping[str, Any]) -> Any:
 
 
 def has_ended(rollout: Any) -> bool:
-    """Whether a `Rollout` is in a terminal state."""
+    """Tell whether a `Rollout` is in a terminal state."""
     return rollout.status.state.value in ("succeeded", "failed")
 
 
 def has_failed(rollout: Any) -> bool:
-    """Whether a `Rollout` ended in failure."""
+    """Tell whether a `Rollout` ended in failure."""
     return rollout.status.state.value == "failed"
 
 
 def calls_hooks(manager: RolloutManager) -> bool:
-    """Whether the manager has hooks of the user's: a hook may change the rollout that it is given."""
+    """Tell whether the manager has hooks of the user's: a hook may change the rollout that it is given."""
     return manager._hooks is not None
 
 
 def rollouts_per_group(manager: RolloutManager) -> int:
-    """How many rollouts the manager makes of a training prompt, which it also takes for the size of a whole group."""
+    """Return how many rollouts the manager makes of a training prompt: the size of a whole group, too."""
     return manager._train_rollout_n
 
 
 def hooks_act(manager: RolloutManager) -> bool:
-    """Whether the manager calls hooks of the user's that may post something for a rollout that has ended.
+    """Tell whether the manager calls hooks of the user's that may post something for a rollout that has ended.
 
     `_hooks` is where `_run_succeeded_hook` and `_run_failed_hook` look for them; the base class's own do nothing.
     """
@@ -102,7 +102,7 @@ def recorded_event(rollout_id: str, attempt_id: str, event: Any) -> Any:
 
 
 def is_listed(event: Any, record: Mapping[str, Any]) -> bool:
-    """Whether the server lists an `Event` of a rollout: it hides those of other attempts than the last."""
+    """Tell whether the server lists an `Event` of a rollout: it hides those of other attempts than the last."""
     from agentlightning.schemas import DEFAULT_ATTEMPT_ID
 
     return event.attempt_id == ((record.get("status") or {}).get("last_attempt_id") or DEFAULT_ATTEMPT_ID)

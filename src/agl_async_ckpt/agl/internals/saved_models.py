@@ -19,7 +19,7 @@ _KEEP_ONE = "remove_previous_ckpt_in_save"
 
 
 def numbers_to_keep(trainer: Trainer) -> dict[str, int]:
-    """How many models of each role the run keeps, as VERL reads it; without a role of which it keeps all."""
+    """Tell how many models of each role the run keeps, as VERL reads it; without a role of which it keeps all."""
     section = trainer.config.trainer
     keeps_one = bool(section.get(_KEEP_ONE, False))
     roles = MODEL_FOLDERS if trainer.use_critic else MODEL_FOLDERS[:1]

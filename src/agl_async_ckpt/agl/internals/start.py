@@ -32,7 +32,7 @@ _OVERRIDE_JOB_VARIABLE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 
 
 def is_plugin(module: str) -> bool:
-    """Whether VERL imports a module as a plugin in this process."""
+    """Tell whether VERL imports a module as a plugin in this process."""
     return module in os.environ.get(PLUGIN_VARIABLE, "").split(",")
 
 
@@ -43,7 +43,7 @@ def hook_of_job() -> str | None:
 
 
 def job_may_be_overridden() -> bool:
-    """Whether `ray.init` may set again what the submitted job sets."""
+    """Tell whether `ray.init` may set again what the submitted job sets."""
     return os.environ.get(_OVERRIDE_JOB_VARIABLE) == "1"
 
 

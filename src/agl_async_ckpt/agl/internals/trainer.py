@@ -11,12 +11,12 @@ from agl_async_ckpt.state import Batch
 
 
 def is_async(trainer: Trainer) -> bool:
-    """Whether the trainer pulls and trains asynchronously."""
+    """Tell whether the trainer pulls and trains asynchronously."""
     return bool(trainer.is_async)
 
 
 def starts_training(section: TrainerSection) -> bool:
-    """Whether a `fit()` trains; else it is an evaluation.
+    """Tell whether a `fit()` trains; else it is an evaluation.
 
     agent-lightning reads `val_only` only where it validates before training: without that validation it trains.
 
@@ -27,27 +27,27 @@ def starts_training(section: TrainerSection) -> bool:
 
 
 def async_batch_size(trainer: Trainer) -> int:
-    """A: prompt groups in flight while a step waits (async_train_batch_size)."""
+    """Return A, the prompt groups in flight while a step waits (async_train_batch_size)."""
     return int(trainer.config.agentlightning.async_rollout.async_train_batch_size)
 
 
 def train_batch_size(trainer: Trainer) -> int:
-    """B: prompt groups that a step trains."""
+    """Return B, the prompt groups that a step trains."""
     return int(trainer.config.data.train_batch_size)
 
 
 def group_size(trainer: Trainer) -> int:
-    """Rollouts of a prompt group."""
+    """Return the number of rollouts of a prompt group."""
     return int(trainer.config.actor_rollout_ref.rollout.n)
 
 
 def has_hooks(trainer: Trainer) -> bool:
-    """Whether the config names hooks of the user's, which may post rewards."""
+    """Tell whether the config names hooks of the user's, which may post rewards."""
     return bool(trainer.config.agentlightning.get("hooks"))
 
 
 def trained_ids(result: Any) -> set[str] | None:
-    """Data ids of the prompt groups of which a step has used a sample; None if the trainer does not show them.
+    """Return the data ids of the prompt groups of which a step has used a sample; None if the trainer hides them.
 
     Args:
         result: What `_train_step` returned: None, or (metrics, training batch) with the data ids of its rows as `uid`.
@@ -57,7 +57,7 @@ def trained_ids(result: Any) -> set[str] | None:
 
 
 def buffered_batch(trainer: Trainer) -> Batch | None:
-    """Rows that were pulled and not yet enqueued.
+    """Return the rows that were pulled and not yet enqueued.
 
     `_train_dataloader_buf` is set on the first partial pull only; no version declares it in `__init__`.
     """
@@ -86,7 +86,7 @@ def joined_column(columns: Sequence[Any]) -> Any:
 
 
 def carry_over(trainer: Trainer) -> list[Any]:
-    """The enqueued and unfinished `EnqueuedRollout`s, in the trainer's order: the list has no public reader."""
+    """Return the enqueued and unfinished `EnqueuedRollout`s in the trainer's order; there is no public reader."""
     return trainer._carry_over_rollouts
 
 
@@ -116,7 +116,7 @@ def renew_enqueued(item: Any, rollout_id: str, enqueue_time: float) -> None:
 
 
 def found_no_rows(error: RuntimeError) -> bool:
-    """Whether a step has died because the prompt groups that it took brought no row to train.
+    """Tell whether a step has died because the prompt groups that it took brought no row to train.
 
     agent-lightning has no type of its own for it. It raises when these groups are read, deleted, and no longer carried
     over.

@@ -12,7 +12,7 @@ from agl_async_ckpt.agl.internals.protocols import Trainer, TrainerSection
 
 
 def saves_asynchronously(trainer: Trainer) -> bool:
-    """Whether VERL leaves the tracker to a later callback (`actor.checkpoint.async_save`)."""
+    """Tell whether VERL leaves the tracker to a later callback (`actor.checkpoint.async_save`)."""
     from omegaconf import OmegaConf
 
     return bool(OmegaConf.select(trainer.config.actor_rollout_ref, "actor.checkpoint.async_save", default=False))
@@ -52,12 +52,12 @@ def once_models_are_written(trainer: Trainer, act: Callable[[], None]) -> Iterat
 
 
 def step_folder(trainer: Trainer) -> Path:
-    """The folder that VERL's save of the current step writes into."""
+    """Return the folder that VERL's save of the current step writes into."""
     return Path(trainer.config.trainer.default_local_dir) / f"global_step_{trainer.global_steps}"
 
 
 def loads_from_hdfs(trainer: Trainer) -> bool:
-    """Whether VERL will refuse the start: it does not load from HDFS. A start from scratch loads nothing."""
+    """Tell whether VERL will refuse the start: it does not load from HDFS. A start from scratch loads nothing."""
     section = trainer.config.trainer
     return section.default_hdfs_dir is not None and section.resume_mode != "disable"
 
@@ -80,7 +80,7 @@ def loading(trainer: Trainer, step_dir: Path | None, *, past_tracker: bool) -> A
 
 
 def capacity_expires(section: TrainerSection, longest_step_s: float) -> bool:
-    """Whether the machine's time runs out: VERL's own test, which reads it from the environment."""
+    """Tell whether the machine's time runs out: VERL's own test, which reads it from the environment."""
     from verl.utils.checkpoint.checkpoint_manager import should_save_ckpt_esi
 
     try:
