@@ -25,8 +25,8 @@ from hypothesis.extra import numpy as hnp
 from agl_async_ckpt.codec import arrays as codec_arrays
 from agl_async_ckpt.codec import values as codec
 from agl_async_ckpt.codec.decode import TAG, decode_value, require_tree
+from agl_async_ckpt.codec.format import MAX_DEPTH
 from agl_async_ckpt.codec.values import (
-    MAX_DEPTH,
     check_batch_encodable,
     encode_batch,
     encode_value,

@@ -1,6 +1,6 @@
 """Arrays, tensors and lists of numbers <-> plain values; the leaves of the codec.
 
-The bytes of an array travel as a *blob*: None if empty, `bytes` up to `_SMALL` bytes, else a uint8 tensor. A tensor
+The bytes of an array travel as a *blob*: None if empty, `bytes` up to `SMALL` bytes, else a uint8 tensor. A tensor
 is a record of its own in the file, which is dear for a few bytes; long `bytes` cost more than that.
 Data types are written as numpy's array interface strings (`<f4`: byte order, kind, item size), which numpy 1 and 2
 read alike, unlike their pickles.
@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-_SMALL = 1024
+SMALL = 1024
+"""Up to this size, bytes, a blob is no tensor."""
+
 LARGE = 64 * 1024
 """From this size on, bytes, the memory of a value is used where it is, and smaller ones are copied."""
 
@@ -81,7 +83,7 @@ def pack_bytes(data: bytes | bytearray, lender: Lender | None = None) -> Any:
     """Turn bytes into a blob."""
     if not data:
         return None  # weights_only refuses an empty bytes object
-    if len(data) <= _SMALL:
+    if len(data) <= SMALL:
         return bytes(data)
     lent = lender.lend(np.frombuffer(data, dtype=np.uint8)) if lender else None
     return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8)) if lent is None else lent
@@ -131,13 +133,17 @@ def unpack_dtype(plain: Any) -> np.dtype[Any]:
 
 def pack_array(array: Array, dtype: Any, lender: Lender | None = None) -> dict[str, Any]:
     """Copy or lend a non-object array; `dtype` is its description. Keeps Fortran order, and drops any other strides."""
-    order = "F" if array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous else "C"
-    data = None
+    order, data = order_of(array), None
     if lender and array.flags.forc:
         data = lender.lend(array.ravel(order).view(np.uint8))
     if data is None:
         data = pack_bytes(array.tobytes(order))
     return {"dtype": dtype, "shape": list(array.shape), "order": order, "data": data}
+
+
+def order_of(array: Array) -> Literal["C", "F"]:
+    """Return the order in which the elements of an array are written."""
+    return "F" if array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous else "C"
 
 
 def unpack_array(plain: dict[str, Any], *, copy: bool = True) -> Array:
@@ -185,8 +191,17 @@ def pack_tensor(tensor: torch.Tensor, lender: Lender | None = None) -> Any:
     if copy.dtype in _NATIVE_DTYPES:
         return copy
     name = str(copy.dtype).removeprefix("torch.")
-    data = copy.reshape(-1).view(torch.uint8).numpy().tobytes() if copy.numel() else b""
-    return {"dtype": name, "shape": list(copy.shape), "data": pack_bytes(data)}
+    return {"dtype": name, "shape": list(copy.shape), "data": pack_bytes(bytes_of(copy))}
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a value for each of its elements."""
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Copy the elements of a contiguous tensor on the CPU."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 def _lent_tensor(tensor: torch.Tensor, lender: Lender) -> torch.Tensor | None:

@@ -23,6 +23,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from agl_async_ckpt.codec.arrays import bytes_of, is_dense
+
 _AS_IS = frozenset({str, int, float, bool, NoneType})
 
 NUM_DIGITS = 16
@@ -143,10 +145,9 @@ def _array(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _tensor(tensor: torch.Tensor) -> Any:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+    if not is_dense(tensor):
         raise NoDigestError(f"a tensor ({tensor.layout}, {tensor.dtype}, {tensor.device}) is not a plain dense one")
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    data = bytes_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
     return {"$tensor": [str(tensor.dtype), list(tensor.shape), _hashed(data)]}
 
 

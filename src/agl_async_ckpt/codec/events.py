@@ -14,6 +14,7 @@ from pydantic_core import to_json
 
 from agl_async_ckpt.codec.arrays import Lender, pack_bytes, unpack_bytes
 from agl_async_ckpt.codec.decode import Plain
+from agl_async_ckpt.codec.format import MAX_DEPTH
 from agl_async_ckpt.codec.packed_json import compress, decompress
 from agl_async_ckpt.exceptions import DamagedStateError, UnencodableValueError
 
@@ -146,8 +147,8 @@ def _types(events: Sequence[Any]) -> frozenset[str]:
 
 def _require_json(value: Any, where: str, depth: int) -> None:
     """Refuse what JSON would carry as something else: tuples, keys that are not text, subclasses."""
-    if depth > 100:
-        raise UnencodableValueError(f"{where}: nested more than 100 deep.")
+    if depth > MAX_DEPTH:
+        raise UnencodableValueError(f"{where}: nested more than {MAX_DEPTH} deep.")
     items: Any = value
     if type(value) is dict:
         mapping = cast("dict[Any, Any]", value)

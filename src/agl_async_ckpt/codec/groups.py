@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from agl_async_ckpt.codec.arrays import Lender
+from agl_async_ckpt.codec.arrays import Lender, bytes_of
 from agl_async_ckpt.codec.decode import TAG, Plain, decode_value
 from agl_async_ckpt.codec.events import PackedEvents, decode_events
 from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree
@@ -73,10 +73,8 @@ def _digest(encoded: Plain) -> str:
 
 
 def _digest_leaf(leaf: bytes | torch.Tensor) -> Plain:
-    if isinstance(leaf, bytes):
-        return {TAG: "leaf", "sha256": hashlib.sha256(leaf).hexdigest()}
-    data = leaf.reshape(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b""  # pyright: ignore[reportUnknownMemberType]
-    return {TAG: "leaf", "of": [str(leaf.dtype), list(leaf.shape)], "sha256": hashlib.sha256(data).hexdigest()}
+    data, of = (leaf, None) if isinstance(leaf, bytes) else (bytes_of(leaf), [str(leaf.dtype), list(leaf.shape)])
+    return {TAG: "leaf", "of": of, "sha256": hashlib.sha256(data).hexdigest()}
 
 
 _digest_text = json.JSONEncoder(default=_digest_leaf, separators=(",", ":"), check_circular=False).encode

@@ -21,11 +21,22 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from agl_async_ckpt.codec.arrays import Array, Lender, pack_array, pack_bytes, pack_dtype, pack_numbers, pack_tensor
+from agl_async_ckpt.codec.arrays import (
+    SMALL,
+    Array,
+    Lender,
+    is_dense,
+    order_of,
+    pack_array,
+    pack_bytes,
+    pack_dtype,
+    pack_numbers,
+    pack_tensor,
+)
 from agl_async_ckpt.codec.decode import FACTORIES, PATHS, TAG, Plain
+from agl_async_ckpt.codec.format import MAX_DEPTH
 from agl_async_ckpt.exceptions import UnencodableValueError
 
-MAX_DEPTH = 100
 _PACK_NUMBERS_FROM = 32
 _MAX_TEXT = 2**30
 _AS_IS = frozenset({float, bool, NoneType})
@@ -148,7 +159,7 @@ class _Encoder:
             int: self._int,
             list: self._list,
             dict: self._dict,
-            bytes: lambda value, _: value if 0 < len(value) <= 1024 else self._blob("bytes", value),
+            bytes: lambda value, _: value if 0 < len(value) <= SMALL else self._blob("bytes", value),
             bytearray: lambda value, _: self._blob("bytearray", value),
             tuple: lambda value, depth: {TAG: "tuple", "items": self._list(value, depth)},
             set: lambda value, depth: {TAG: "set", "items": self._list(list(value), depth)},
@@ -244,7 +255,7 @@ class _Encoder:
 
     def _array(self, array: Array, depth: int) -> Plain:
         if array.dtype == object:
-            order = "F" if array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+            order = order_of(array)
             items = self._list(array.ravel(order).tolist(), depth)
             return {TAG: "object_array", "shape": list(array.shape), "order": order, "items": items}
         dtype = pack_dtype(array.dtype)
@@ -260,7 +271,7 @@ class _Encoder:
         return {TAG: "scalar", "dtype": dtype, "data": pack_bytes(array.tobytes())}
 
     def _tensor(self, tensor: torch.Tensor, _: int) -> Plain:
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+        if not is_dense(tensor):
             raise _Refused(tensor, f"({tensor.layout}, {tensor.dtype}, {tensor.device}) is not a plain dense tensor")
         if not self._copy:
             return None
