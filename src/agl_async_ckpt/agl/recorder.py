@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.agl.inputs.input_id import batch_names, knows_positions, request_name
+from agl_async_ckpt.agl.inputs.row_names import RowNames, knows_positions
 from agl_async_ckpt.exceptions import AsyncCheckpointError
 from agl_async_ckpt.folder.run_identity import RunIdentity
 from agl_async_ckpt.ledger.entry import End, Gap, InputName, ResumeKind, Start, Step, position_of
@@ -71,14 +71,14 @@ class Recorder:
         # Starts with enabled=false count on here and not in the run file: a number must not come twice.
         next_life = 1 + max((start.life for start in earlier if start.run_id == self._run_id), default=0)
         self._life = max(run.life, next_life)
-        self._positions = knows_positions(trainer.train_dataset)
+        self._rows = RowNames(with_position=knows_positions(trainer.train_dataset))
         self._names: dict[str, InputName] = {}  # data id -> name, of what is in flight
         is_fork = resumed_from is not None and not resumed_from.parent.samefile(output_dir)
         if in_flight:
             source = _read(resumed_from.parent) if resumed_from and is_fork else own
             self._names = self._recalled(_groups(in_flight), int(trainer.global_steps), source)
         # Rows that a changed batch size had read ahead come behind the saved ones; the first step counts them as drawn.
-        buffered = batch_names(internals.buffered_batch(trainer), 0, with_position=self._positions)
+        buffered = self._rows.of_pulled(internals.buffered_batch(trainer))
         self._buffered = buffered[: len(buffered) - num_ahead]
         self._begin_step()
         loader = trainer.train_dataloader
@@ -122,8 +122,8 @@ class Recorder:
         buffered = internals.buffered_batch(trainer)
         rest = self._buffered[num_rows(batch) :]
         pulled = self._buffered[: num_rows(batch)]
-        pulled += batch_names(batch, num_known, with_position=self._positions)
-        self._buffered = rest + batch_names(buffered, len(rest), with_position=self._positions)
+        pulled += self._rows.of_pulled(batch, num_known)
+        self._buffered = rest + self._rows.of_pulled(buffered, len(rest))
         handed_out = [*pulled, *self._buffered][num_known:]
         self._drawn += self._passes.draw(len(handed_out), epoch=int(trainer.epoch))
         self._pulled += pulled
@@ -137,7 +137,7 @@ class Recorder:
             data: Column name -> (num_rows,) array.
         """
         columns = {name: column for name, column in data.items() if name in self._columns}
-        names = self._as_pulled(batch_names(columns, 0, with_position=self._positions))
+        names = self._as_pulled(self._rows.of_enqueued(columns))
         self._enqueued += names
         return names
 
@@ -192,6 +192,7 @@ class Recorder:
             )
             self._last_line = self._last_step
         self._names = {data_id: self._names[data_id] for data_id in still if data_id in self._names}
+        self._rows.forget_all_but(self._buffered)
         self._begin_step()
 
     def saved(self, step: int) -> None:
@@ -235,7 +236,7 @@ class Recorder:
         if not Counter(names) - Counter(known):
             return names
         by_position = {position_of(name): name for name in known}
-        if self._positions and all(position_of(name) in by_position for name in names):
+        if self._rows.with_position and all(position_of(name) in by_position for name in names):
             return [by_position[position_of(name)] for name in names]
         return list(self._pulled) if len(names) == len(self._pulled) else names
 
@@ -245,7 +246,7 @@ class Recorder:
         They are those that the line of that step leaves in flight. If several lives have done the step, the one that
         fits the requests best, for hooks may change them; if equally, the latest. Without a line the request's own.
         """
-        said = [request_name(rollout.input, with_position=self._positions) for rollout in groups.values()]
+        said = [self._rows.of_request(rollout.input) for rollout in groups.values()]
         lines = [] if source is None else [entry for entry in reversed(source.entries) if isinstance(entry, Step)]
         held = [line.in_flight for line in lines if line.step == step and len(line.in_flight) == len(said)]
         names = max(held, key=lambda names: sum(map(eq, names, said)), default=said)

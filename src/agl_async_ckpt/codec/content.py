@@ -26,6 +26,7 @@ import torch
 from agl_async_ckpt.codec.arrays import bytes_of, is_dense
 
 _AS_IS = frozenset({str, int, float, bool, NoneType})
+_TEXT = frozenset({str})
 
 NUM_DIGITS = 16
 """64 bit: two of a million different inputs have one digest with probability 3e-8."""
@@ -47,19 +48,33 @@ def digest(value: Any) -> str:
     Raises:
         NoDigestError: `value` holds an object of unknown content.
     """
-    return hashlib.sha256(canonical(value)).hexdigest()[:NUM_DIGITS]
+    return digest_of_text(canonical(value))
 
 
-def canonical(value: Any) -> bytes:
-    """Write `value` as JSON text in which equal contents are equal bytes; arrays, images and bytes as their digests.
+def digest_of_text(text: str) -> str:
+    """Return the digest of what `canonical` has written."""
+    return hashlib.sha256(text.encode()).hexdigest()[:NUM_DIGITS]
+
+
+def canonical(value: Any) -> str:
+    """Write `value` as JSON in which equal contents are equal texts; arrays, images and bytes as their digests.
 
     Raises:
         NoDigestError: `value` holds an object of unknown content.
     """
+    kind: type[Any] = type(value)
+    if kind is str:
+        return quoted(value)
+    if kind is int:
+        return repr(value)
     try:
-        return _text(_plain(value)).encode()
+        return _text(_plain(value))
     except RecursionError:
         raise NoDigestError("a value is nested too deeply") from None
+
+
+quoted = json.encoder.encode_basestring_ascii
+"""A text as JSON; the frequent kinds need no encoder."""
 
 
 def digests(column: Iterable[Any]) -> list[str]:
@@ -96,8 +111,7 @@ def share(num_compared: int, num_rows: int) -> str:
     return f"all {num_rows}" if num_compared == num_rows else f"{num_compared} of {num_rows}"
 
 
-def _text(plain: Any) -> str:
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+_text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False).encode
 
 
 def _hashed(data: Any) -> str:
@@ -105,12 +119,14 @@ def _hashed(data: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` in terms of JSON, dicts with text keys only; a list of such values as it is, for speed."""
+    """Return `value` in terms of JSON, dicts with text keys only; what holds such values alone as it is, for speed."""
     kind = cast("type[Any]", type(value))
     if kind in _AS_IS:
         return value
     if kind is list or kind is tuple:
         return list(value) if _AS_IS.issuperset(map(type, value)) else [_plain(item) for item in value]
+    if kind is dict:
+        return _mapping(value)
     for base, convert in _CONVERTERS.items():
         if isinstance(value, base):
             return convert(value)
@@ -125,7 +141,9 @@ def _plain(value: Any) -> Any:
 def _mapping(value: Mapping[Any, Any]) -> Any:
     if value.keys() == STORED_FILE:
         return stored_file(value)
-    if all(type(key) is str for key in value):
+    if _TEXT.issuperset(map(type, value)):
+        if type(value) is dict and _AS_IS.issuperset(map(type, value.values())):
+            return value
         return {key: _plain(item) for key, item in value.items()}
     return {"$dict": sorted(([_text(_plain(key)), _plain(item)] for key, item in value.items()), key=lambda kv: kv[0])}
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from agl_async_ckpt.codec.arrays import Lender, bytes_of
+from agl_async_ckpt.codec.arrays import Lender
+from agl_async_ckpt.codec.content import canonical
 from agl_async_ckpt.codec.decode import TAG, Plain, decode_value
 from agl_async_ckpt.codec.events import PackedEvents, decode_events
 from agl_async_ckpt.codec.packed_json import pack_tree, unpack_tree
@@ -68,13 +69,15 @@ class _SharedValues:
 
 
 def _digest(encoded: Plain) -> str:
-    """Return the digest of an encoded value, which tells 1 from 1.0 and True, and keeps the order of keys."""
+    """Return the digest of an encoded value as a whole, with the order of its keys and where a file lies.
+
+    Two inputs that are the same by their content may differ in those, and each is to come back as it was.
+    """
     return hashlib.sha256(_digest_text(encoded).encode()).hexdigest()
 
 
 def _digest_leaf(leaf: bytes | torch.Tensor) -> Plain:
-    data, of = (leaf, None) if isinstance(leaf, bytes) else (bytes_of(leaf), [str(leaf.dtype), list(leaf.shape)])
-    return {TAG: "leaf", "of": of, "sha256": hashlib.sha256(data).hexdigest()}
+    return {TAG: "leaf", "content": canonical(leaf)}
 
 
 _digest_text = json.JSONEncoder(default=_digest_leaf, separators=(",", ":"), check_circular=False).encode

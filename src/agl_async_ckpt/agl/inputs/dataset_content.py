@@ -103,15 +103,15 @@ def _stored_chunks(table: Any, rows: Sequence[int]) -> Iterator[_Chunk]:
         part = table[list(rows[done : done + size])]
         content, read = hashlib.sha256(), 0
         for text, num_hashed in table_content(part):
-            content.update(text)
+            content.update(text.encode())
             read += len(text) + num_hashed
         done, num_bytes = done + len(part), num_bytes + read
         yield _Chunk(columns, len(part), content.digest(), read)
         size = max(1, min(2 * size, _MAX_CHUNK_ROWS, _CHUNK_BYTES * done // num_bytes))
 
 
-def table_content(table: Any) -> Iterator[tuple[bytes, int]]:
-    """Write an Arrow table as texts in which equal rows are equal bytes, whatever types of Arrow hold them.
+def table_content(table: Any) -> Iterator[tuple[str, int]]:
+    """Write an Arrow table as texts in which equal rows are equal, whatever types of Arrow hold them.
 
     Column by column, nested ones taken apart: building a Python object for every row costs ten times as much. Beside
     each text, how many bytes are in it as digests alone.
@@ -120,7 +120,7 @@ def table_content(table: Any) -> Iterator[tuple[bytes, int]]:
         yield from _column_content(name, table[name].combine_chunks())
 
 
-def _column_content(name: str, array: Any) -> Iterator[tuple[bytes, int]]:
+def _column_content(name: str, array: Any) -> Iterator[tuple[str, int]]:
     import pyarrow as pa
 
     if isinstance(array, pa.ChunkedArray):  # a column without rows, or of several chunks that cannot be one
@@ -153,7 +153,7 @@ def _row_chunk(row: Any) -> _Chunk:
         content = canonical(row)
     except NoDigestError as error:
         return _Chunk(columns, 1, b"", 0, str(error))
-    return _Chunk(columns, 1, hashlib.sha256(content).digest(), len(content))
+    return _Chunk(columns, 1, hashlib.sha256(content.encode()).digest(), len(content))
 
 
 class _ReadTwice:

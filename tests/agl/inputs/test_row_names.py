@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import os
 import subprocess
@@ -13,11 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from agl_async_ckpt.agl.inputs.input_id import batch_names, knows_positions, request_name, row_digest
+from agl_async_ckpt.agl.inputs import row_names
+from agl_async_ckpt.agl.inputs.row_names import RowNames, knows_positions
 from agl_async_ckpt.ledger.entry import position_of
 
 ROW = {"question": "Wie viel? ☕", "index": 3, "extra_info": {"index": 3, "b": [1, 2.5, None, True], "a": {"x": ""}}}
 GOLDEN = "ea11af28e0a553b1"
+CIRCULAR: list[Any] = []
+CIRCULAR.append(CIRCULAR)
+
+
+NAME_OF = "RowNames(with_position=False).of_request"
+name_of = RowNames(with_position=False).of_request
 
 
 def objects(*values: Any) -> Any:
@@ -29,12 +37,12 @@ def objects(*values: Any) -> Any:
 
 def test_digest_is_pinned() -> None:
     """A ledger goes on over upgrades: another digest of the same row would break its account."""
-    assert row_digest(ROW) == GOLDEN
+    assert name_of(ROW) == GOLDEN
 
 
 def test_digest_is_the_same_in_another_process() -> None:
     """Whatever the seed of hashes."""
-    code = f"from agl_async_ckpt.agl.inputs.input_id import row_digest; print(row_digest({ROW!r}))"
+    code = f"from agl_async_ckpt.agl.inputs.row_names import RowNames\nprint({NAME_OF}({ROW!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -42,7 +50,7 @@ def test_digest_is_the_same_in_another_process() -> None:
         check=True,
         env={**os.environ, "PYTHONHASHSEED": "7"},
     )
-    assert done.stdout.strip() == row_digest(ROW)
+    assert done.stdout.strip() == name_of(ROW)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +65,11 @@ def test_digest_is_the_same_in_another_process() -> None:
         ((1, "b"), [1, "b"]),
         (torch.tensor([1, 2]), [1, 2]),
         ({"b": 1, "a": 2}, {"a": 2, "b": 1}),
-        ({1: "x"}, {"1": "x"}),
-        ({(1, 2): "x"}, {"(1, 2)": "x"}),
     ],
 )
 def test_digest_looks_at_the_value_and_not_at_its_container(value: Any, same: Any) -> None:
     """agent-lightning posts numpy values as plain ones; the order of keys says nothing."""
-    assert row_digest({"column": value}) == row_digest({"column": same})
+    assert name_of({"column": value}) == name_of({"column": same})
 
 
 @pytest.mark.parametrize(
@@ -79,13 +85,28 @@ def test_digest_looks_at_the_value_and_not_at_its_container(value: Any, same: An
         np.datetime64("2024-01-01T00:00:00.000000001"),
         "\ud800",
         {1: "a", "1": "b"},
+        {"nested": [object()]},
+        CIRCULAR,
     ],
-    ids=["bytes", "bytearray", "datetime", "decimal", "set", "nan", "object", "datetime64", "surrogate", "keys"],
+    ids=[
+        "bytes",
+        "bytearray",
+        "datetime",
+        "decimal",
+        "set",
+        "nan",
+        "object",
+        "datetime64",
+        "surrogate",
+        "keys",
+        "nested",
+        "circular",
+    ],
 )
 def test_every_value_has_a_digest(value: Any) -> None:
     """Also what no request could carry; the training must not end over it."""
-    assert row_digest({"column": value}) == row_digest({"column": value})
-    assert len(row_digest({"column": value})) == 16
+    assert name_of({"column": value}) == name_of({"column": value})
+    assert len(name_of({"column": value})) == 16
 
 
 def test_request_of_a_row_has_the_name_of_the_row() -> None:
@@ -100,17 +121,67 @@ def test_request_of_a_row_has_the_name_of_the_row() -> None:
         "fake_ids": torch.ones(2, 1, dtype=torch.int),
     }
     posted = [{key: _to_native(column[i]) for key, column in batch.items() if key != "fake_ids"} for i in range(2)]
-    names = batch_names(batch, 0, with_position=True)
-    assert names == [request_name(request, with_position=True) for request in posted]
+    rows = RowNames(with_position=True)
+    names = rows.of_pulled(batch)
+    assert names == [rows.of_request(request) for request in posted]
     assert [position_of(name) for name in names] == [4, 5]
-    assert batch_names(batch, 1, with_position=False) == [names[1].partition("@")[0]]
+    assert RowNames(with_position=False).of_pulled(batch, 1) == [names[1].partition("@")[0]]
 
 
 def test_batch_of_nothing_has_no_names() -> None:
     """None, no columns, and all rows known already."""
-    assert batch_names(None, 0, with_position=True) == batch_names({}, 0, with_position=True) == []
-    assert batch_names({"a": objects("x")}, 1, with_position=True) == []
-    assert len(batch_names({"ids": torch.ones(2, 3)}, 0, with_position=True)) == 2
+    rows = RowNames(with_position=True)
+    assert rows.of_pulled(None) == rows.of_pulled({}) == rows.of_pulled({"a": objects("x")}, 1) == []
+    assert len(rows.of_pulled({"ids": torch.ones(2, 3)})) == 2
+
+
+def pulled() -> dict[str, Any]:
+    """Three rows with every kind of column."""
+    return {
+        "question": objects("a", "b", "c"),
+        "index": [4, 5, 6],
+        "scores": np.array([[0.5, 1.0], [2.0, 3.0], [float("nan"), 0.0]]),
+        "extra_info": objects({"x": [1]}, {"x": [2]}, {"x": [3]}),
+        "note": [None, 1.5, b"z"],
+    }
+
+
+def as_enqueued(batch: dict[str, Any], order: list[int]) -> dict[str, Any]:
+    """Columns as VERL hands them on: arrays of the objects that were pulled."""
+    scores = {"scores": batch["scores"][order]}
+    return {name: objects(*list(column))[order] for name, column in batch.items() if name != "scores"} | scores
+
+
+def test_row_that_is_enqueued_as_it_was_pulled_is_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any order; a row changed in place is that row still."""
+    batch, rows = pulled(), RowNames(with_position=True)
+    names = rows.of_pulled(batch)
+    batch["extra_info"][0]["x"].append(9)
+    monkeypatch.setattr(row_names, "canonical", None)
+    assert rows.of_enqueued(as_enqueued(batch, [2, 0, 1])) == [names[2], names[0], names[1]]
+
+
+@pytest.mark.parametrize("column", ["question", "index", "scores", "extra_info", "note"])
+def test_row_with_another_value_is_another_row(column: str) -> None:
+    """In any column: an equal value in an object of its own is the same row, another value is not."""
+    batch, rows = pulled(), RowNames(with_position=False)
+    names = rows.of_pulled(batch)
+    data = as_enqueued(batch, [0, 1, 2])
+    data[column] = copy.deepcopy(data[column])
+    assert rows.of_enqueued(data) == names
+    data[column][1] = data[column][0]
+    assert [one == other for one, other in zip(rows.of_enqueued(data), names, strict=True)] == [True, False, True]
+
+
+def test_rows_that_are_forgotten_are_digested_again() -> None:
+    """Their objects are gone, and others may lie where they lay."""
+    batch, rows = pulled(), RowNames(with_position=False)
+    names = rows.of_pulled(batch)
+    rows.forget_all_but(names[1:2])
+    batch["extra_info"][0]["x"].append(9)
+    batch["extra_info"][1]["x"].append(9)
+    found = rows.of_enqueued(as_enqueued(batch, [0, 1, 2]))
+    assert [one == other for one, other in zip(found, names, strict=True)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
