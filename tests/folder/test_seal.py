@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agl_async_ckpt.exceptions import (
+    AsyncCheckpointError,
     CheckpointNotFoundError,
     DamagedStateError,
     StateWriteError,
@@ -19,8 +20,9 @@ from agl_async_ckpt.exceptions import (
 )
 from agl_async_ckpt.folder import seal
 from agl_async_ckpt.folder.models import is_model_file
-from agl_async_ckpt.folder.seal import check_seal, read_seal, write_seal
+from agl_async_ckpt.folder.seal import read_seal, seal_problems, write_seal
 from agl_async_ckpt.storage import files
+from agl_async_ckpt.storage.container import read_trailer, verify
 from agl_async_ckpt.storage.layout import FILE_NAME, SEAL_NAME, TRACKER_NAME
 from tests.folder.made import make_step
 from tests.storage.made import archive, write
@@ -37,6 +39,16 @@ def step_dir(tmp_path: Path) -> Path:
 def edit(step_dir: Path, **changes: Any) -> None:
     values = json.loads((step_dir / SEAL_NAME).read_text())
     (step_dir / SEAL_NAME).write_text(json.dumps({**values, **changes}))
+
+
+def check_seal(step_dir: Path, *, hashes: bool = True) -> list[str]:
+    """Compare a step with its seal."""
+    try:
+        found = read_seal(step_dir)
+        trailer = (verify if hashes else read_trailer)(step_dir / FILE_NAME)
+    except AsyncCheckpointError as error:
+        return [str(error)]
+    return seal_problems(found, step_dir, trailer, hashes=hashes)
 
 
 def test_sealed_step_has_no_problems(step_dir: Path) -> None:

@@ -96,11 +96,6 @@ class OutputLock:
     def __del__(self) -> None:
         self.release()
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this object still has the lock."""
-        return self._fd is not None
-
     def release(self) -> None:
         """Let the next trainer in. The file stays: removing it would let two hold two files of one name."""
         if self._fd is not None:

@@ -21,7 +21,7 @@ from agl_async_ckpt.exceptions import (
     DamagedStateError,
 )
 from agl_async_ckpt.folder.models import is_model_file, list_models, sync_models
-from agl_async_ckpt.storage.container import is_whole_zip, read_trailer, verify
+from agl_async_ckpt.storage.container import is_whole_zip, read_trailer
 from agl_async_ckpt.storage.files import publish, sync_file, sync_folder, write_all, write_error
 from agl_async_ckpt.storage.layout import (
     FILE_NAME,
@@ -33,8 +33,6 @@ from agl_async_ckpt.storage.layout import (
 )
 from agl_async_ckpt.storage.small_json import Format, read_json
 from agl_async_ckpt.storage.trailer import Trailer
-
-__all__ = ["SEAL_NAME", "Seal", "check_seal", "read_seal", "seal_problems", "write_seal"]
 
 SEAL_FORMAT = Format("agl-async-ckpt seal", 1)
 _MAX_SEAL_BYTES = 16 * 1024 * 1024
@@ -127,25 +125,6 @@ def write_seal(step_dir: str | os.PathLike[str], *, use_critic: bool, async_save
     return target
 
 
-def check_seal(step_dir: str | os.PathLike[str], *, hashes: bool = True) -> list[str]:
-    """Compare a step folder with its seal.
-
-    Args:
-        step_dir: `global_step_<N>`.
-        hashes: Hash `agentlightning_input.pt` and `data.pt`; else compare sizes and the trailer only.
-
-    Returns:
-        Problems, in words; empty if the seal is valid.
-    """
-    folder = Path(step_dir)
-    try:
-        seal = read_seal(folder)
-        trailer = verify(folder / FILE_NAME) if hashes else read_trailer(folder / FILE_NAME)
-    except AsyncCheckpointError as error:
-        return [str(error)]
-    return seal_problems(seal, folder, trailer, hashes=hashes)
-
-
 def read_seal(step_dir: str | os.PathLike[str]) -> Seal:
     """Read the seal of a step folder, without comparing it with anything.
 
@@ -178,7 +157,7 @@ def seal_problems(
         seal: Of the step.
         step_dir: `global_step_<N>`.
         trailer: Of its input state.
-        hashes: As for `check_seal`.
+        hashes: Hash `agentlightning_input.pt` and `data.pt`; else compare sizes and the trailer only.
         models: Model folders to compare.
 
     Returns:
