@@ -221,7 +221,8 @@ def _resume(num_groups: int) -> list[Figure]:
     from agl_async_ckpt.agl import internals
     from agl_async_ckpt.agl.in_flight import agl_server
     from agl_async_ckpt.agl.in_flight.carry_over import InFlight
-    from agl_async_ckpt.agl.in_flight.settle import Policy, decide, reclaimable
+    from agl_async_ckpt.agl.in_flight.keeper import Outcome
+    from agl_async_ckpt.agl.in_flight.standing import Policy, fate_at_start
     from bench.server_process import serving
 
     groups = [_group(i, {"prompt": "x" * 4096, "index": i}) for i in range(num_groups)]
@@ -237,7 +238,7 @@ def _resume(num_groups: int) -> list[Figure]:
                 manager, [_creation(f"left-over-{i}", "bench") for i in range(start, min(start + 256, foreign))]
             )
         in_flight = InFlight(run_id="bench", default_config={})
-        policy = Policy(own_folder=True)
+        policy, outcome = Policy(own_folder=True), Outcome()
         times: dict[str, float] = {}
 
         def lap(name: str, started: float) -> float:
@@ -249,8 +250,11 @@ def _resume(num_groups: int) -> list[Figure]:
         items = in_flight.everything(in_flight.admit([], room=num_groups))
         at = lap("restore", at)
         records = agl_server.list_rollouts(manager.client)
-        outcome = decide(in_flight, items, records, policy)
-        left = reclaimable(in_flight, items, records, policy)
+        kept = {item.rollout_id: in_flight.tracked[item.rollout_id].finished for item in items}
+        fates = {id: fate_at_start(finished, records.get(id), policy) for id, finished in kept.items()}
+        in_flight.settle(fates, doubted=True)
+        outcome.take(fates)
+        left = [id for id, record in records.items() if id not in kept and in_flight.owns(record)]
         at = lap("list and decide", at)
         agl_server.delete_rollouts(manager.client, left)
         at = lap(f"reclaim {len(left)}", at)

@@ -26,6 +26,7 @@ class SteppedTrainer:
     """A real trainer whose steps are played, with our hooks at the places where the real ones call them."""
 
     def __init__(self, folder: Path, *, num_rows: int, batch: int, active: int, rollout_n: int, text: str) -> None:
+        from agl_async_ckpt.folder.run_identity import RunIdentity
         from tests.rig.life import build_trainer, quiet
         from tests.rig.settings import RunSettings
 
@@ -34,36 +35,36 @@ class SteppedTrainer:
         with quiet():
             self.trainer = build_trainer(settings, folder, "http://127.0.0.1:9")
         self.trainer.global_steps, self.trainer.epoch = 0, 1
-        self.session = self.trainer._async_ckpt
+        self.extension = self.trainer._async_ckpt
         self._batch, self._active, self._n = batch, active, rollout_n
-        self.session.open_ledger(self.trainer, folder, resume="none", resumed_from=None, loader_rows=0)
-        self.session.in_flight.run_id = "bench"
+        self.life = self.extension.begin_life(self.trainer, folder, RunIdentity("bench"), own_folder=True)
+        self.extension.open_ledger(self.trainer, folder, resume="none", resumed_from=None, loader_rows=0)
 
     def step(self, clock: Clock) -> tuple[float, float]:
         """Play one step; returns the seconds of our hooks, and those of noting what is posted."""
         from tests.rig.life import stock_trainer
 
-        trainer, session = self.trainer, self.session
+        trainer, extension = self.trainer, self.extension
         trainer.global_steps += 1
         started = clock()
-        session.before_pull(trainer)
+        self.life.on_pull()
         ours = clock() - started
         num_missing = self._active - len(trainer._carry_over_rollouts) // self._n
         batch = stock_trainer()._next_train_batch_dict_with_size(trainer, num_missing)  # type: ignore[attr-defined]
         started = clock()
-        session.after_pull(trainer, batch)
+        extension.on_pulled(trainer, batch)
         ours += clock() - started
         new, requests = self._enqueue(batch, num_missing)
         started = clock()
-        session.in_flight.outgoing(requests)
+        self.life.keeper.groups.outgoing(requests)
         noting = clock() - started
         everything = [*trainer._carry_over_rollouts, *new]
         done, trainer._carry_over_rollouts = everything[: self._batch * self._n], everything[self._batch * self._n :]
         result = {}, SimpleNamespace(non_tensor_batch={"uid": _object_array([item.data_id for item in done])})
         started = clock()
-        names = session.ledger.enqueued(batch)
-        session.ledger.completed(names, done, trainer._carry_over_rollouts)
-        session.step_done(trainer, result)
+        names = extension.ledger.enqueued(batch)
+        extension.ledger.completed(names, done, trainer._carry_over_rollouts)
+        extension.on_step_done(trainer, result)
         return ours + clock() - started, noting
 
     def _enqueue(self, batch: Any, num_groups: int) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -92,7 +93,7 @@ class SteppedTrainer:
         """Close the ledger, the loader and the connections."""
         from tests.rig.life import close_trainer
 
-        self.session.leave_folder()
+        self.extension.leave_folder()
         close_trainer(self.trainer)
 
 
@@ -118,7 +119,7 @@ def measure(folder: Path, *, quick: bool = False) -> list[Figure]:
 
 def _steps(folder: Path, active: int, num_steps: int, text: str) -> tuple[list[float], list[float], list[float]]:
     stepped = SteppedTrainer(folder, num_rows=8 * active, batch=active // 2, active=active, rollout_n=8, text=text)
-    writer = stepped.session.ledger._writer
+    writer = stepped.extension.ledger._writer
     io: list[float] = []
     append = writer.append
 

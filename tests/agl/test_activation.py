@@ -186,9 +186,8 @@ def test_plugin_works_where_the_trainer_module_is_the_first_to_import_verl() -> 
 # --- trainer classes ----------------------------------------------------------------------------------------------
 
 
-IDLE_SESSION = SimpleNamespace(active=False)
-IDLE_STEP_END = SimpleNamespace(request=None, saved=lambda _trainer: None)
-"""What a trainer holds that neither saves positions nor was asked to stop."""
+IDLE = SimpleNamespace(life=None, step_end=SimpleNamespace(request=None, saved=lambda _trainer: None))
+"""The extension of a trainer that neither saves positions nor was asked to stop."""
 
 
 def counting_trainer(monkeypatch: pytest.MonkeyPatch) -> tuple[type, list[str]]:
@@ -213,7 +212,7 @@ def test_mixin_runs_its_overrides_once(monkeypatch: pytest.MonkeyPatch, base: st
     stock, calls = counting_trainer(monkeypatch)
 
     class Own(AsyncCheckpointMixin, extend(stock) if base == "swapped" else stock):  # type: ignore[misc]
-        _async_ckpt, _step_end = IDLE_SESSION, IDLE_STEP_END
+        _async_ckpt = IDLE
 
     object.__new__(Own)._save_checkpoint()
     assert calls == ["override", "stock"]
@@ -224,7 +223,7 @@ def test_users_override_stays_outermost(monkeypatch: pytest.MonkeyPatch) -> None
     stock, calls = counting_trainer(monkeypatch)
 
     class Own(AsyncCheckpointMixin, extend(stock)):  # type: ignore[misc]
-        _async_ckpt, _step_end = IDLE_SESSION, IDLE_STEP_END
+        _async_ckpt = IDLE
 
         def _save_checkpoint(self) -> None:
             calls.append("own")
@@ -394,7 +393,7 @@ def test_log_line_is_visible_where_verl_hides_info(our_logger: logging.Logger, r
     """Once, through the handler that is there, however often it is asked for."""
     _logging.ensure_visible()
     _logging.ensure_visible()
-    logging.getLogger("agl_async_ckpt.agl.session").info("active")
+    logging.getLogger("agl_async_ckpt.agl.extension").info("active")
     logging.getLogger("other").info("hidden")
     assert root_at_warning == ["active"]
     assert our_logger.handlers == []
@@ -404,7 +403,7 @@ def test_log_level_of_the_user_is_respected(our_logger: logging.Logger, root_at_
     """Whoever set a level on our logger has decided."""
     our_logger.setLevel(logging.ERROR)
     _logging.ensure_visible()
-    logging.getLogger("agl_async_ckpt.agl.session").info("active")
+    logging.getLogger("agl_async_ckpt.agl.extension").info("active")
     assert root_at_warning == []
 
 
@@ -415,5 +414,5 @@ def test_log_line_is_visible_without_any_handler(
     logging.getLogger().handlers[:] = []
     _logging.ensure_visible()
     _logging.ensure_visible()
-    logging.getLogger("agl_async_ckpt.agl.session").info("active")
+    logging.getLogger("agl_async_ckpt.agl.extension").info("active")
     assert capsys.readouterr().err.count("active") == 1

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from agl_async_ckpt.agl.in_flight.settle import Outcome
+from agl_async_ckpt.agl.in_flight.keeper import Outcome
 from agl_async_ckpt.agl.report import ResumeReport
-from agl_async_ckpt.folder.decision import Position
 
 
-def report(**changes: int) -> ResumeReport:
-    """Of a resume from step 40."""
-    counts = {
-        "num_buffered_inputs": 3,
-        "num_carry_over_groups": 12,
-        "num_carry_over_rollouts": 48,
-        "num_finished_rollouts": 20,
-    }
-    return ResumeReport(Path("out/global_step_40"), "the newest complete checkpoint", Position(40, 2, counts | changes))
+class Saved:
+    """A position that was saved, by its numbers."""
+
+    global_step, epoch = 40, 2
+
+    def __init__(self, **changes: int) -> None:
+        counts = {
+            "num_buffered_inputs": 3,
+            "num_carry_over_groups": 12,
+            "num_carry_over_rollouts": 48,
+            "num_finished_rollouts": 20,
+        }
+        self.counts = counts | changes
+        self.num_in_flight = self.counts["num_carry_over_groups"]
 
 
-OUTCOME = Outcome(
-    adopted=["a1", "a2", "a3", "a4"], reused=["u1"], recreated=["c1", "c2", "c3"], rerun=[], reclaimed=["o1", "o2"]
-)
+def report(num_waiting: int = 0, **changes: int) -> ResumeReport:
+    """The report of a resume from step 40."""
+    saved: Any = Saved(**changes)
+    folder, reason = Path("out/global_step_40"), "the newest complete checkpoint"
+    return ResumeReport(folder, reason, saved, Outcome(), num_waiting=num_waiting)
 
 
 def test_restored_text_says_where_from_why_and_what() -> None:
@@ -31,12 +39,9 @@ def test_restored_text_says_where_from_why_and_what() -> None:
         "Resuming the input stream from out/global_step_40, the newest complete checkpoint: step 40, epoch 2, "
         "3 buffered inputs and 12 prompt groups in flight (48 rollouts, 20 finished)."
     )
-    resumed = report()
-    assert resumed.restored_text() == said
-    resumed.num_waiting = 5
-    assert resumed.restored_text() == f"{said} 5 of the groups wait for room."
-    resumed.num_waiting = 1
-    assert resumed.restored_text() == f"{said} 1 of the groups waits for room."
+    assert report().restored_text() == said
+    assert report(5).restored_text() == f"{said} 5 of the groups wait for room."
+    assert report(1).restored_text() == f"{said} 1 of the groups waits for room."
 
 
 def test_restored_text_counts_one_as_one_and_leaves_out_rollouts_where_there_are_none() -> None:
@@ -47,21 +52,9 @@ def test_restored_text_counts_one_as_one_and_leaves_out_rollouts_where_there_are
     assert one.restored_text().endswith("0 buffered inputs and 1 prompt group in flight (1 rollout, 0 finished).")
 
 
-def test_in_flight_text_has_counts_and_the_first_ids() -> None:
-    """Three ids each, and a sign that there are more."""
-    resumed = report()
-    resumed.outcome = OUTCOME
-    assert resumed.in_flight_text() == (
-        "In-flight rollouts of step 40: 4 (a1, a2, a3, …) adopted, 1 (u1) finished before and reused, 3 (c1, c2, c3) "
-        "created again under new ids, 0 run again because they failed or ended without a trainer; 2 (o1, o2) of "
-        "this run that no checkpoint holds were removed from the server."
-    )
-
-
 def test_metrics_count_each_kind_under_its_name() -> None:
     """The names that dashboards use."""
-    resumed = report()
-    resumed.outcome = Outcome(["a"] * 5, ["b"] * 4, ["c"] * 3, ["d"] * 2, ["e"])
+    resumed = replace(report(), outcome=Outcome(["a"] * 5, ["b"] * 4, ["c"] * 3, ["d"] * 2, ["e"]))
     assert resumed.metrics() == {
         "num_restored_groups": 12,
         "num_adopted_rollouts": 5,
@@ -70,10 +63,3 @@ def test_metrics_count_each_kind_under_its_name() -> None:
         "num_rerun_rollouts": 2,
         "num_reclaimed_rollouts": 1,
     }
-
-
-def test_reports_do_not_share_their_lists() -> None:
-    """A second resume in a process begins at zero."""
-    first, second = report(), report()
-    first.outcome.rerun.append("x")
-    assert second.outcome.rerun == []

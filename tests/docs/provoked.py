@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from agl_async_ckpt import worker
-from agl_async_ckpt.agl import session
 from agl_async_ckpt.agl.inputs.fingerprint import refusal
 from agl_async_ckpt.agl.internals import ray_store
+from agl_async_ckpt.agl.life import refusing
 from agl_async_ckpt.agl.locate import explicit_step
 from agl_async_ckpt.agl.stop.signals import StopSignals
 from agl_async_ckpt.agl.stop.step_end import StepEnd
@@ -119,7 +119,7 @@ def _unencodable() -> None:
     from PIL import Image
 
     image = Image.new("RGB", (2, 2))
-    with session._refusing("step 7 leaves buffered"):
+    with refusing("step 7 leaves buffered"):
         check_batch_encodable({"question": objects("1+1?", "2+2?"), "image": objects(b"\x89PNG", image)})
 
 

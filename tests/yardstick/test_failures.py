@@ -146,7 +146,7 @@ def test_what_is_held_of_finished_siblings_is_bounded_in_memory(
     class Looking(extended_trainer()):
         def _train_step(self, *args: Any, **kwargs: Any) -> Any:
             result = super()._train_step(*args, **kwargs)
-            tracked = self._async_ckpt.in_flight.tracked
+            tracked = self._async_ckpt.life.keeper.groups.tracked
             kept = [tracked[item.rollout_id].finished for item in self._carry_over_rollouts]
             held.append([finished for finished in kept if finished is not None])
             if self.global_steps == 2:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import eq
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.inputs.row_names import RowNames, knows_positions
@@ -25,6 +25,11 @@ from agl_async_ckpt.ledger.passes import PassCounter
 from agl_async_ckpt.ledger.reader import Ledger, read_ledger
 from agl_async_ckpt.ledger.writer import LedgerWriter
 from agl_async_ckpt.state import num_rows
+
+if TYPE_CHECKING:
+    from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager as _Manager
+else:
+    _Manager = object
 
 log = logging.getLogger(__name__)
 
@@ -260,16 +265,14 @@ def _read(output_dir: Path) -> Ledger | None:
         return None
 
 
-def noting_manager(manager_cls: type, recorder: Recorder) -> type:
-    """Return a subclass of agent-lightning's asynchronous rollout manager that notes what goes in and comes out."""
+class NotingManager(_Manager):
+    """The extension of agent-lightning's asynchronous rollout manager that notes what goes in and comes out."""
 
-    class NotingManager(manager_cls):
-        def enqueue_and_wait_until_group_completed(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-            names = recorder.enqueued(data)
-            completed, carry_over = super().enqueue_and_wait_until_group_completed(data, *args, **kwargs)
-            recorder.completed(names, completed, carry_over)
-            return completed, carry_over
+    recorder: Recorder
 
-    NotingManager.__name__ = manager_cls.__name__
-    NotingManager.__qualname__ = manager_cls.__qualname__
-    return NotingManager
+    def enqueue_and_wait_until_group_completed(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Enqueue and wait as the manager does."""
+        names = self.recorder.enqueued(data)
+        completed, carry_over = super().enqueue_and_wait_until_group_completed(data, *args, **kwargs)
+        self.recorder.completed(names, completed, carry_over)
+        return completed, carry_over

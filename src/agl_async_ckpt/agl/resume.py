@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.extension import Extension
 from agl_async_ckpt.agl.inputs.fingerprint import refusal
-from agl_async_ckpt.agl.inputs.first_pull import FirstPull
 from agl_async_ckpt.agl.inputs.loader_position import loader_differences, open_loader, order_differences
+from agl_async_ckpt.agl.life import Life
 from agl_async_ckpt.agl.locate import decide, follow, locate, output_folder, verl_choice
-from agl_async_ckpt.agl.report import ResumeReport
 from agl_async_ckpt.agl.retention import remove_leftovers
-from agl_async_ckpt.agl.session import Session
 from agl_async_ckpt.codec.loader_state import pass_has_ended, rows_yielded
 from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError, StateMismatchError
 from agl_async_ckpt.folder.branch import begin_branch
-from agl_async_ckpt.folder.decision import Position
 from agl_async_ckpt.folder.mismatch import differences
 from agl_async_ckpt.folder.run_identity import begin_life
 from agl_async_ckpt.folder.step_check import check_step, dropped_text, has_state, missing_state, plain_step_text
@@ -35,7 +33,7 @@ from agl_async_ckpt.storage.trailer import Branch
 log = logging.getLogger(__name__)
 
 
-def load_checkpoint(trainer: internals.Trainer, session: Session, verl_load: Callable[[], Any]) -> Any:
+def load_checkpoint(trainer: internals.Trainer, extension: Extension, verl_load: Callable[[], Any]) -> Any:
     """Load a checkpoint, or begin a run, so that the input stream continues where it was saved.
 
     Args:
@@ -45,38 +43,38 @@ def load_checkpoint(trainer: internals.Trainer, session: Session, verl_load: Cal
         FolderInUseError: Another trainer writes into the output folder.
         StateFormatError, StateMismatchError, CheckpointNotFoundError: Nothing was loaded, and no checkpoint changed.
     """
-    session.begin()
-    if not session.trains:
-        return _load_for_evaluation(trainer, session, verl_load)
-    if not session.active or internals.loads_from_hdfs(trainer):
-        _guard_inactive(trainer, session)
+    extension.begin()
+    if not extension.trains:
+        return _load_for_evaluation(trainer, extension, verl_load)
+    if not extension.active or internals.loads_from_hdfs(trainer):
+        _guard_inactive(trainer, extension)
         result = verl_load()
-        _begin_plain_ledger(trainer, session)
+        _begin_plain_ledger(trainer, extension)
         return result
     internals.set_buffered_batch(trainer, None)
     folder = output_folder(trainer)
-    _enter(trainer, session, folder)
+    _enter(trainer, extension, folder)
     decision = decide(trainer)
     step_dir = follow(decision)
-    state = None if step_dir is None else _verified_state(session, step_dir)
-    fits = state is None or step_dir is None or _fits(trainer, session, state, step_dir)
+    state = None if step_dir is None else _verified_state(extension, step_dir)
+    fits = state is None or step_dir is None or _fits(trainer, extension, state, step_dir)
     own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
     if step_dir is not None:
         _follow(trainer, step_dir)
     remove_leftovers(folder)
     branch = _begin_branch(folder, step_dir if own_folder else None, step_dir)
     run = begin_life(folder, parent_run_id=state.run_id if state else None, branch=branch)
-    session.adopt_run(run, folder)
-    session.allow_adoption(trainer, own_folder=own_folder and (state is None or state.run_id == run.run_id))
+    goes_on = own_folder and (state is None or state.run_id == run.run_id)
+    life = extension.begin_life(trainer, folder, run, own_folder=goes_on)
     with _resume_from(trainer, step_dir):
         result = verl_load()
     if state is not None and step_dir is not None and fits:
-        _put_back(trainer, session, state, step_dir, decision.reason)
+        _put_back(trainer, life, state, step_dir, decision.reason)
     elif state is not None:
         # VERL has loaded `data.pt` at most steps: a position in the old inputs, with the old sampler's order.
         internals.reset_loader(trainer)
-        session.pending_rng = state.rng_state
-    _begin_ledger(trainer, session, step_dir, state, fits)
+        life.pending_rng = state.rng_state
+    _begin_ledger(trainer, extension, step_dir, state, fits)
     return result
 
 
@@ -91,13 +89,13 @@ def _begin_branch(folder: Path, own_step: Path | None, step_dir: Path | None) ->
     return begin_branch(read_branch(folder) or (), base, origin, existing)
 
 
-def _load_for_evaluation(trainer: internals.Trainer, session: Session, verl_load: Callable[[], Any]) -> Any:
+def _load_for_evaluation(trainer: internals.Trainer, extension: Extension, verl_load: Callable[[], Any]) -> Any:
     """Load the model that VERL would load, whatever has become of the input position beside it.
 
     Only where VERL finds no step, and may die of that, the step that a training would resume from.
     """
     step_dir = verl_choice(trainer)
-    if step_dir is None and session.config.enabled:
+    if step_dir is None and extension.config.enabled:
         decision = decide(trainer)
         if decision.error is None:
             step_dir = follow(decision)
@@ -110,7 +108,7 @@ def _load_for_evaluation(trainer: internals.Trainer, session: Session, verl_load
 
 
 def _begin_ledger(
-    trainer: internals.Trainer, session: Session, step_dir: Path | None, state: InputState | None, fits: bool
+    trainer: internals.Trainer, extension: Extension, step_dir: Path | None, state: InputState | None, fits: bool
 ) -> None:
     """Note in the ledger what this life begins with."""
     rows: int | None = 0
@@ -125,19 +123,19 @@ def _begin_ledger(
         num_ahead = num_rows(internals.buffered_batch(trainer)) - state.num_buffered
     else:
         kind = "reset"
-    session.open_ledger(
+    extension.open_ledger(
         trainer, output_folder(trainer), resume=kind, resumed_from=step_dir, loader_rows=rows, num_ahead=num_ahead
     )
 
 
-def _begin_plain_ledger(trainer: internals.Trainer, session: Session) -> None:
+def _begin_plain_ledger(trainer: internals.Trainer, extension: Extension) -> None:
     """Likewise where VERL alone has loaded."""
     step_dir = verl_choice(trainer) if trainer.global_steps else None
     kind: ResumeKind = "none"
     if trainer.global_steps:
-        kind = "verl" if session.config.enabled else "off"
+        kind = "verl" if extension.config.enabled else "off"
     rows = _rows_of(internals.loaded_loader_state(trainer))
-    session.open_ledger(trainer, output_folder(trainer), resume=kind, resumed_from=step_dir, loader_rows=rows)
+    extension.open_ledger(trainer, output_folder(trainer), resume=kind, resumed_from=step_dir, loader_rows=rows)
 
 
 def _rows_of(loader_state: Mapping[str, Any] | None) -> int | None:
@@ -147,7 +145,7 @@ def _rows_of(loader_state: Mapping[str, Any] | None) -> int | None:
     return rows_yielded(loader_state)
 
 
-def _enter(trainer: internals.Trainer, session: Session, folder: Path) -> None:
+def _enter(trainer: internals.Trainer, extension: Extension, folder: Path) -> None:
     """Keep other trainers out of the output folder before anything in it is looked at."""
     try:
         if not folder.is_dir():
@@ -157,13 +155,13 @@ def _enter(trainer: internals.Trainer, session: Session, folder: Path) -> None:
         raise
     except OSError as error:  # also a name that is too long, or a folder on the way that may not be passed
         raise unwritable(folder, error) from error
-    session.enter_folder(folder)
+    extension.enter_folder(folder)
 
 
-def _verified_state(session: Session, step_dir: Path) -> InputState | None:
+def _verified_state(extension: Extension, step_dir: Path) -> InputState | None:
     """Return the verified state of a step; None if it has none and need not have one."""
     if not has_state(step_dir):
-        _check_legacy(session, step_dir)
+        _check_legacy(extension, step_dir)
         return None
     check = check_step(step_dir)
     refusal = check.refusal
@@ -172,18 +170,18 @@ def _verified_state(session: Session, step_dir: Path) -> InputState | None:
     return check.state
 
 
-def _fits(trainer: internals.Trainer, session: Session, state: InputState, step_dir: Path) -> bool:
+def _fits(trainer: internals.Trainer, extension: Extension, state: InputState, step_dir: Path) -> bool:
     """Whether a state may be put back; False if it does not fit this run and is to be dropped.
 
     Raises:
         StateMismatchError: It does not fit, and is not to be dropped.
     """
-    found = [*differences(state.fingerprint, session.fingerprint), *loader_differences(trainer, state)]
+    found = [*differences(state.fingerprint, extension.fingerprint), *loader_differences(trainer, state)]
     found = found or order_differences(trainer, state)
     if not found:
         return True
     error = refusal(found, state, step_dir)
-    if session.config.on_mismatch == "error":
+    if extension.config.on_mismatch == "error":
         raise error
     log.warning(
         "%s\n%s.on_mismatch=reset: dropping the saved position as a whole: loader position, epoch %d, %d buffered "
@@ -197,14 +195,14 @@ def _fits(trainer: internals.Trainer, session: Session, state: InputState, step_
     return False
 
 
-def _check_legacy(session: Session, step_dir: Path) -> None:
+def _check_legacy(extension: Extension, step_dir: Path) -> None:
     error = missing_state(step_dir)
-    if error is not None and session.config.on_mismatch == "error":
+    if error is not None and extension.config.on_mismatch == "error":
         raise error
     log.warning("%s", plain_step_text(step_dir))
 
 
-def _put_back(trainer: internals.Trainer, session: Session, state: InputState, step_dir: Path, reason: str) -> None:
+def _put_back(trainer: internals.Trainer, life: Life, state: InputState, step_dir: Path, reason: str) -> None:
     if trainer.global_steps != state.global_step:
         raise StateMismatchError(
             f"VERL loaded another step than the input state in {step_dir}.",
@@ -213,20 +211,14 @@ def _put_back(trainer: internals.Trainer, session: Session, state: InputState, s
         )
     buffered = open_loader(trainer, state)
     internals.set_buffered_batch(trainer, buffered)
-    session.first_pull = FirstPull(buffered, step_dir)
     trainer.epoch = state.epoch - 1  # fit() adds 1 after loading
-    in_flight = session.in_flight
-    in_flight.restore(state.carry_over, group_size=internals.group_size(trainer))
-    internals.set_carry_over(trainer, in_flight.admit([], room=internals.async_batch_size(trainer) - 1))
-    session.pending_rng = state.rng_state
-    session.report = ResumeReport(step_dir, reason, Position.of(state), num_waiting=len(in_flight.waiting))
-    log.info("%s", session.report.restored_text())
+    life.restore(state, buffered, step_dir, reason)
     dropped = dropped_text(state, step_dir)
     if dropped is not None:
         log.warning("%s", dropped)
 
 
-def _guard_inactive(trainer: internals.Trainer, session: Session) -> None:
+def _guard_inactive(trainer: internals.Trainer, extension: Extension) -> None:
     """Refuse to skip saved inputs silently when the position will not be put back."""
     if internals.loads_from_hdfs(trainer):
         return
@@ -236,7 +228,7 @@ def _guard_inactive(trainer: internals.Trainer, session: Session) -> None:
     try:
         trailer = verify(step_dir / FILE_NAME)
     except StateFormatError as error:
-        if session.config.enabled:
+        if extension.config.enabled:
             raise
         log.warning("%s.enabled=false: %s", SECTION, error)
         return
@@ -246,7 +238,7 @@ def _guard_inactive(trainer: internals.Trainer, session: Session) -> None:
     ]
     if not any(count for _, count in pending):
         return
-    if session.config.enabled:
+    if extension.config.enabled:
         raise StateMismatchError(
             f"{step_dir} holds inputs that asynchronous training has pulled and not trained; "
             "synchronous training would skip them.",

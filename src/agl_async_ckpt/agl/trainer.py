@@ -1,4 +1,4 @@
-"""The trainer extension: overrides only. What they do is in `save`, `resume`, `session` and `rollout_manager`.
+"""The trainer extension: overrides only. What they do is in `extension`, `life`, `resume` and `save`.
 
 class MyTrainer(AsyncCheckpointMixin, AgentLightningRayPPOTrainer): ...     # a trainer of your own
 AsyncCheckpointTrainer, in a module of its own                              # the mixin on agent-lightning's
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agl_async_ckpt._logging import ensure_visible
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.agl.in_flight.drain import DrainClient
+from agl_async_ckpt.agl.extension import Extension
 from agl_async_ckpt.agl.resume import load_checkpoint
 from agl_async_ckpt.agl.save import save_checkpoint
-from agl_async_ckpt.agl.session import Session
-from agl_async_ckpt.agl.stop.leaving import delete_rollouts, keep_ended
-from agl_async_ckpt.agl.stop.step_end import StepEnd
+from agl_async_ckpt.agl.stop.leaving import keep_ended
 from agl_async_ckpt.exceptions import ActivationError, TrainingStopped
 
 if TYPE_CHECKING:
@@ -31,28 +30,28 @@ log = logging.getLogger(__name__)
 FRAMEWORKS = ("agentlightning", "verl")
 
 
-def _follow_step(trainer: CheckpointOverrides, train_step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _do_step(trainer: CheckpointOverrides, train_step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Do one training step of `trainer`, and what goes before and after it."""
-    session: Session = trainer._async_ckpt
-    step_end: StepEnd = trainer._step_end
-    step_end.before_step(trainer)
-    session.in_loop = True
-    if session.active:
-        session.restore_rng()
-    result = _train(trainer, session, partial(train_step, *args, **kwargs))
-    session.step_done(trainer, result)  # None: no trainable batch, the step number advances without a save
-    step_end.after_step(trainer)
+    extension = trainer._async_ckpt
+    extension.step_end.before_step(trainer)
+    if extension.life is not None:
+        extension.life.on_step()
+    result = _train(trainer, partial(train_step, *args, **kwargs))
+    extension.on_step_done(trainer, result)  # None: no trainable batch, the step number advances without a save
+    extension.step_end.after_step(trainer)
     return result
 
 
-def _train(trainer: internals.Trainer, session: Session, train_step: Callable[[], Any]) -> Any:
+def _train(trainer: CheckpointOverrides, train_step: Callable[[], Any]) -> Any:
     """Train a step; one that dies of prompt groups of the checkpoint is done again, with the inputs that come next.
 
     The trainer alone forgets at a restart what was in flight. Put back, inputs of which no agent ever makes a row would
     end every start.
     """
+    life = trainer._async_ckpt.life
+    from_checkpoint = frozenset() if life is None else life.keeper.groups.restored
     while True:
-        restored = session.in_flight.restored & {item.data_id for item in internals.carry_over(trainer)}
+        restored = from_checkpoint & {item.data_id for item in internals.carry_over(trainer)}
         try:
             return train_step()
         except RuntimeError as error:
@@ -97,10 +96,8 @@ class CheckpointOverrides(_Trainer):
             UnencodableValueError: The state of the sampler or of the data set holds what no checkpoint can hold.
         """
         ensure_visible()
-        self._async_ckpt_client: Any = None  # stands in for the trainer's own client while a gateway drains
         super().__init__(*args, **kwargs)
-        self._async_ckpt = Session(self, waiting=lambda: self._step_end.leave_validation())
-        self._step_end = StepEnd(self._async_ckpt.config, self.config.trainer, lambda: self._save_checkpoint())
+        self._async_ckpt = Extension(self, lambda: self._save_checkpoint())
 
     def fit(self) -> Any:
         """Train; the output folder is this trainer's alone until the end.
@@ -108,88 +105,84 @@ class CheckpointOverrides(_Trainer):
         Raises:
             TrainingStopped: A stop was asked for; what was trained is saved.
         """
-        session, step_end = self._async_ckpt, self._step_end
+        extension, step_end = self._async_ckpt, self._async_ckpt.step_end
         step_end.begin()
         # Attributes of the instance, which the loop finds first: methods of a trainer of one's own are followed whether
         # they call `super()` or not.
         own_step, own_manager = self._train_step, self._make_rollout_manager
-        self._train_step = partial(_follow_step, self, own_step)
-        self._make_rollout_manager = lambda manager_cls: own_manager(session.manager_class(self, manager_cls))
+        self._train_step = partial(_do_step, self, own_step)
+        self._make_rollout_manager = lambda manager_cls: own_manager(extension.manager_class(manager_cls))
         try:
             result = super().fit()
             step_end.after_loop(self)
-            session.training_done()
+            extension.on_training_done()
             return result
         except TrainingStopped as error:
             # Without its frames, which hold agent-lightning's trackers open: a run that stops is finished there.
             stopped = error.with_traceback(None)
             if stopped.saved:
                 internals.finish_background_save(self)
-            saved_them = session.active and stopped.saved
-            delete_rollouts(self, session.in_flight, all_waited_for=saved_them, reclaim=session.config.reclaim)
+            extension.leave_rollouts(self, saved=stopped.saved)
             step_end.answer()
         finally:
             del self._train_step, self._make_rollout_manager
             step_end.put_freq_back()
-            session.leave_folder()
+            extension.leave_folder()
         raise stopped
 
     def _train_step(self, *args: Any, **kwargs: Any) -> Any:
         if "_train_step" not in vars(self):  # in a `fit` of one's own that does not call `super()`
-            return _follow_step(self, super()._train_step, *args, **kwargs)
+            return _do_step(self, super()._train_step, *args, **kwargs)
         result = super()._train_step(*args, **kwargs)
-        self._async_ckpt.add_metrics(self, result)  # here, so that a subclass finds them in what it gets
+        self._async_ckpt.add_metrics(result)  # here, so that a subclass finds them in what it gets
         return result
 
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
-        return self._step_end.validate(self, partial(super()._validate, *args, **kwargs))
+        return self._async_ckpt.step_end.validate(self, partial(super()._validate, *args, **kwargs))
 
     def _save_checkpoint(self) -> Any:
-        session = self._async_ckpt
-        if session.active and self._step_end.request is not None:
-            keep_ended(self, session.in_flight)
-        result = save_checkpoint(self, session, super()._save_checkpoint)
-        self._step_end.saved(self)
+        life, step_end = self._async_ckpt.life, self._async_ckpt.step_end
+        if life is not None and step_end.request is not None:
+            keep_ended(self, life.keeper.groups)
+        result = save_checkpoint(self, self._async_ckpt, super()._save_checkpoint)
+        step_end.saved(self)
         return result
 
     def _load_checkpoint(self) -> Any:
         return load_checkpoint(self, self._async_ckpt, super()._load_checkpoint)
 
     def _make_rollout_manager(self, manager_cls: Any) -> Any:
-        if "_make_rollout_manager" not in vars(self):  # likewise
-            manager_cls = self._async_ckpt.manager_class(self, manager_cls)
+        if "_make_rollout_manager" not in vars(self):  # in a `fit` of one's own, as above
+            manager_cls = self._async_ckpt.manager_class(manager_cls)
         return super()._make_rollout_manager(manager_cls)
 
     def _rollout(self, *args: Any, **kwargs: Any) -> Any:
-        session = self._async_ckpt
-        if session.active:
-            session.before_rollout(self)
+        self._async_ckpt.require_life()
+        if self._async_ckpt.life is not None:
+            self._async_ckpt.life.keeper.on_rollout()
         return super()._rollout(*args, **kwargs)
 
     def _ensure_agl_client(self) -> Any:
-        if self._async_ckpt_client is not None:
-            return self._async_ckpt_client
-        return self._async_ckpt.client(super()._ensure_agl_client())
+        life, client = self._async_ckpt.life, super()._ensure_agl_client()
+        return client if life is None else life.keeper.client(client)
 
     def _pause_and_drain_gateway(self, *args: Any, **kwargs: Any) -> Any:
-        session = self._async_ckpt
-        if not session.active:
+        life = self._async_ckpt.life
+        with nullcontext() if life is None else life.keeper.draining():
             return super()._pause_and_drain_gateway(*args, **kwargs)
-        self._async_ckpt_client = DrainClient(self._ensure_agl_client(), session.drained, session.alive)
-        try:
-            return super()._pause_and_drain_gateway(*args, **kwargs)
-        finally:
-            self._async_ckpt_client = None
 
     def _next_train_batch_dict_for_rollout(self) -> dict[str, Any]:
-        self._async_ckpt.before_pull(self)
+        life = self._async_ckpt.life
+        if life is not None:
+            life.on_pull()
         batch = super()._next_train_batch_dict_for_rollout()
-        self._async_ckpt.check_first_pull(self, batch)  # where the pull by size is one's own and calls no `super()`
+        if life is not None:  # where the pull by size is one's own and calls no `super()`
+            life.check_first_pull(batch)
         return batch
 
     def _next_train_batch_dict_with_size(self, size: int) -> dict[str, Any]:
         batch = super()._next_train_batch_dict_with_size(size)  # a trainer of one's own may pull several times a step
-        self._async_ckpt.after_pull(self, batch)
+        self._async_ckpt.on_pulled(self, batch)
         return batch
 
 

@@ -15,10 +15,16 @@ from agentlightning.verl.agl_rollout_manager import EnqueuedRollout
 from agl_async_ckpt.agl.in_flight.carry_over import REPLACES_KEY, RUN_ID_KEY, InFlight, Tracked, creation
 from agl_async_ckpt.agl.in_flight.group_size import resized
 from agl_async_ckpt.agl.in_flight.kept_events import json_bytes
+from agl_async_ckpt.agl.in_flight.standing import Fate, Standing
 from agl_async_ckpt.exceptions import ServerError
 from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup
 
 DEFAULT_CONFIG = {"timeout_seconds": 1800, "local": {"agent_class": "a:B", "env_map": {}}}
+
+
+def standing_at(in_flight: InFlight, standing: Standing) -> set[str]:
+    """Ids of the rollouts that stand there."""
+    return {rollout_id for rollout_id, known in in_flight.tracked.items() if known.standing is standing}
 
 
 def enqueued(rollout_id: str, data_id: str = "d", step: int = 1, **changes: Any) -> EnqueuedRollout:
@@ -164,8 +170,7 @@ def test_config_that_no_hook_changed_is_left_to_the_settings() -> None:
 def test_creation_repeats_the_request_under_a_new_id_that_names_the_old_one() -> None:
     """Input, kind and metadata as posted; the config of the settings where hooks left it alone."""
     known = Tracked(request={"input": {"a": None}, "is_train": True, "config": None, "metadata": {"k": [1]}})
-    known.replaces = "old"
-    assert creation(known, "new", DEFAULT_CONFIG) == {
+    assert creation(known, "old", "new", DEFAULT_CONFIG) == {
         "rollout_id": "new",
         "input": {"a": None},
         "is_train": True,
@@ -176,8 +181,9 @@ def test_creation_repeats_the_request_under_a_new_id_that_names_the_old_one() ->
 
 def test_creation_keeps_a_config_that_a_hook_set() -> None:
     """Whatever the settings say now."""
-    known = Tracked(request={"input": 1, "is_train": True, "config": {"timeout_seconds": 7}, "metadata": None})
-    body = creation(known, "new", DEFAULT_CONFIG)
+    posted = {"input": 1, "is_train": True, "config": {"timeout_seconds": 7}, "metadata": None}
+    known = Tracked(posted, is_fresh=True)  # which has no old id to name
+    body = creation(known, "old", "new", DEFAULT_CONFIG)
     assert body["config"] == {"timeout_seconds": 7}
     assert body["metadata"] == {}
 
@@ -186,7 +192,7 @@ def test_creation_does_not_share_with_the_note() -> None:
     """The note is what the next checkpoint saves."""
     known = Tracked(request={"input": {"a": [1]}, "is_train": True, "config": None, "metadata": {"k": {}}})
     config = copy.deepcopy(DEFAULT_CONFIG)
-    body = creation(known, "new", config)
+    body = creation(known, "old", "new", config)
     body["input"]["a"].append(2)
     body["metadata"]["k"]["x"] = 1
     body["config"]["timeout_seconds"] = 1
@@ -200,11 +206,11 @@ def test_missing_rollouts_are_created_in_one_post_and_renewed_in_place() -> None
     in_flight.restore([row_group(1, 3), row_group(2, 4)], group_size=2)
     items = in_flight.admit([], room=9)
     before = [item.model_dump() for item in items]
-    in_flight.to_create = {"1.0", "2.1"}
+    in_flight.settle(dict.fromkeys({"1.0", "2.1"}, Fate.CREATED), doubted=False)
     manager = Manager()
     assert in_flight.create_missing(items, manager) == ["1.0", "2.1"]
     assert [body["metadata"] for body in manager.posted] == [{REPLACES_KEY: "1.0"}, {REPLACES_KEY: "2.1"}]
-    assert in_flight.to_create == set()
+    assert standing_at(in_flight, Standing.TO_CREATE) == set()
     for item, old in zip(items, before, strict=True):
         now = item.model_dump()
         if old["rollout_id"] in ("1.0", "2.1"):
@@ -228,7 +234,7 @@ def test_new_ids_are_never_old_ones() -> None:
         assert len(ids) == 40
         assert not ids & seen
         seen |= ids
-        in_flight.to_create = set(ids)
+        in_flight.settle(dict.fromkeys(set(ids), Fate.CREATED), doubted=False)
         in_flight.create_missing(items, Manager())
 
 
@@ -239,7 +245,7 @@ def test_request_stays_byte_equal_over_creations() -> None:
     in_flight.restore([group("d", in_file("old", request=known))], group_size=1)
     items = in_flight.admit([], room=1)
     for _ in range(5):
-        in_flight.to_create = {items[0].rollout_id}
+        in_flight.settle(dict.fromkeys({items[0].rollout_id}, Fate.CREATED), doubted=False)
         in_flight.create_missing(items, Manager())
         (saved,) = in_flight.collect(items)
         assert json.dumps(saved.rollouts[0].request) == json.dumps(known)
@@ -250,11 +256,11 @@ def test_failed_creation_leaves_the_old_ids_in_place() -> None:
     in_flight = InFlight(run_id="run")
     in_flight.restore([row_group(1, 1)], group_size=2)
     items = in_flight.admit([], room=1)
-    in_flight.to_create = {"1.0"}
+    in_flight.settle(dict.fromkeys({"1.0"}, Fate.CREATED), doubted=False)
     with pytest.raises(ServerError, match="http://server did not create 1 rollouts"):
         in_flight.create_missing(items, Manager(fail=ValueError("torn")))
     assert [item.rollout_id for item in items] == ["1.0", "1.1"]
-    assert in_flight.to_create == {"1.0"}
+    assert standing_at(in_flight, Standing.TO_CREATE) == {"1.0"}
 
 
 def test_nothing_missing_posts_nothing() -> None:
@@ -279,7 +285,7 @@ def test_restored_groups_come_back_whole_and_in_order() -> None:
     in_flight.restore(groups, group_size=2)
     items = in_flight.admit([], room=3)
     assert [item.model_dump() for item in items] == [dict(r.enqueued) for g in groups for r in g.rollouts]
-    assert in_flight.undecided == set(ids(items))
+    assert standing_at(in_flight, Standing.UNDECIDED) == set(ids(items))
     assert in_flight.collect(items) == tuple(groups)
 
 
@@ -361,10 +367,10 @@ def test_restore_forgets_what_was_there() -> None:
     """A second `fit` of a trainer begins with the checkpoint's groups alone."""
     in_flight = InFlight()
     in_flight.restore([row_group(1, 1)], group_size=2)
-    in_flight.to_create = {"1.0"}
+    in_flight.settle(dict.fromkeys({"1.0"}, Fate.CREATED), doubted=False)
     in_flight.restore([row_group(2, 1)], group_size=2)
-    assert set(in_flight.tracked) == in_flight.undecided == {"2.0", "2.1"}
-    assert in_flight.to_create == set()
+    assert set(in_flight.tracked) == standing_at(in_flight, Standing.UNDECIDED) == {"2.0", "2.1"}
+    assert standing_at(in_flight, Standing.TO_CREATE) == set()
     assert [member.data_id for members in in_flight.waiting for member in members] == ["g2", "g2"]
 
 
@@ -427,8 +433,8 @@ def test_fresh_siblings_are_created_without_asking_the_server() -> None:
     in_flight = InFlight(default_config=DEFAULT_CONFIG)
     in_flight.restore([row_group(1, 1, size=1)], group_size=3)
     items = in_flight.admit([], room=1)
-    assert in_flight.undecided == {"1.0"}
-    assert in_flight.to_create == set(ids(items)[1:])
+    assert standing_at(in_flight, Standing.UNDECIDED) == {"1.0"}
+    assert standing_at(in_flight, Standing.TO_CREATE) == set(ids(items)[1:])
     manager = Manager()
     in_flight.create_missing(items, manager)
     assert [body["metadata"] for body in manager.posted] == [{}, {}]
@@ -506,7 +512,7 @@ def test_every_way_out_makes_room() -> None:
     keep(in_flight, *"b", num_bytes=40)
     assert held(in_flight) == "ab"
     in_flight.forget("a")
-    in_flight.to_create = {"b"}
+    in_flight.settle(dict.fromkeys({"b"}, Fate.CREATED), doubted=False)
     in_flight.create_missing([enqueued("b")], Manager())
     keep(in_flight, *"c")
     in_flight.forget_trained([enqueued("d")])
@@ -516,7 +522,7 @@ def test_every_way_out_makes_room() -> None:
 
 def test_what_is_served_stays_whatever_it_grows_to() -> None:
     """It is nowhere else."""
-    in_flight = InFlight(max_bytes=100, tracked={"a": Tracked(served=True), "b": Tracked()})
+    in_flight = InFlight(max_bytes=100, tracked={"a": Tracked(standing=Standing.SERVED), "b": Tracked()})
     keep(in_flight, *"ab", num_bytes=70)
     keep(in_flight, "a", num_bytes=130)
     assert held(in_flight) == "a"
@@ -569,5 +575,5 @@ def test_request_without_a_config_is_created_without_one() -> None:
     posted = request("a")
     del posted["config"]
     in_flight.outgoing([posted])
-    assert "config" not in creation(in_flight.tracked["a"], "new", DEFAULT_CONFIG)
-    assert "config" not in creation(Tracked(request=in_flight.tracked["a"].request), "new", None)
+    assert "config" not in creation(in_flight.tracked["a"], "a", "new", DEFAULT_CONFIG)
+    assert "config" not in creation(Tracked(request=in_flight.tracked["a"].request), "a", "new", None)

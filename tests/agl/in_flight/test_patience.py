@@ -242,7 +242,10 @@ def tagging(client_of: Any, server: AglServer, clock: Clock) -> Any:
     """The manager's client of the rig's server, with models registered; its `in_flight` is at hand."""
     in_flight = InFlight(run_id="run")
     plain = client_of(server.url).__wrapped__
-    client = TaggingClient(plain, Patience(300), in_flight, lambda response: None, lambda date: None)
+    keeper: Any = SimpleNamespace(
+        groups=in_flight, patience=Patience(300), on_created=lambda response: None, on_answer=lambda date: None
+    )
+    client = TaggingClient(plain, keeper)
     client.post_with_retry("/api/models", json=MODELS)
     return SimpleNamespace(client=client, in_flight=in_flight)
 

@@ -189,7 +189,7 @@ def pull(trainer: Any) -> list[int]:
 def test_pull_takes_what_the_carry_over_leaves_room_for() -> None:
     """A minus the groups in flight, counted by data_id; the rest of the loader batch is the buffer."""
     trainer = pulling_trainer([[0, 1], [2, 3], [4, 5]], carried=2, size=5)
-    assert pull(trainer) == [0, 1, 2], agl("a pull takes A - groups in flight", "session.py")
+    assert pull(trainer) == [0, 1, 2], agl("a pull takes A - groups in flight", "agl/life.py")
     assert trainer._train_dataloader_buf["index"].tolist() == [3], agl(
         "the unused tail of a loader batch is _train_dataloader_buf", "agl/internals/trainer.py"
     )

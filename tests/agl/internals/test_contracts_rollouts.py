@@ -253,7 +253,7 @@ def test_groups_are_awaited_read_and_deleted_through_the_managers_methods() -> N
     )
     assert [item.rollout_id for item in completed] == ["a1", "a2"]
     assert all(kept is item for kept, item in zip(carried, items[:2], strict=True)), agl(
-        "the carry-over keeps the EnqueuedRollout objects, oldest first", "session.py"
+        "the carry-over keeps the EnqueuedRollout objects, oldest first", "agl/life.py"
     )
     assert [line for line in polled.asked if "get" not in line and "hook" not in line] == [
         *("events a1 raw", "events a1 triplet", "events a2 raw", "events a2 triplet", "delete a1", "delete a2"),

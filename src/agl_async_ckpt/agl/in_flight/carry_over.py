@@ -20,6 +20,7 @@ from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.in_flight import agl_server
 from agl_async_ckpt.agl.in_flight.group_size import resized
 from agl_async_ckpt.agl.in_flight.kept_events import has_reward, json_bytes
+from agl_async_ckpt.agl.in_flight.standing import Fate, Standing
 from agl_async_ckpt.state import FinishedRollout, InFlightRollout, PromptGroup
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ class Tracked:
         finished: Record and events, once it has ended and they are kept.
         num_bytes: Their size as JSON, also if they were too large to be kept; 0 if unknown.
         is_worth: What is kept may go into a checkpoint: a success that something can be trained from.
-        replaces: Id of the checkpoint that a creation must name.
-        served: It lives here only: reads, deletes and event posts do not reach the server.
+        standing: Where it stands.
+        is_fresh: No server ever held it: its group has grown. Any other that is created again names its old id.
         doubted: It was restored, or lived while no server was there, so that a failure, or an end without an answer to
             train from, proves nothing of it.
         is_read: Its sample is built, and nobody waits for it any more.
@@ -51,8 +52,8 @@ class Tracked:
     finished: FinishedRollout | None = None
     num_bytes: int = 0
     is_worth: bool = True
-    replaces: str | None = None
-    served: bool = False
+    standing: Standing = Standing.ON_SERVER
+    is_fresh: bool = False
     doubted: bool = False
     is_read: bool = False
     num_vanished: int = 0
@@ -70,9 +71,6 @@ class InFlight:
     Attributes:
         run_id: Tag of this run's rollouts on the server.
         tracked: rollout id -> what is known of it; also of validation rollouts, until they are deleted.
-        to_create: Ids of restored rollouts that the server has to be given again.
-        undecided: Ids of restored rollouts about which the server was not asked yet.
-        left: Ids of rollouts of a validation that was left; only where training is synchronous, and nothing is tracked.
         restored: Data ids of the prompt groups that came from a checkpoint.
         waiting: Groups of `EnqueuedRollout` for which there is no room yet, after a resume with a smaller A.
         default_config: A rollout's config as posted when no hook changed it (JSON).
@@ -86,9 +84,6 @@ class InFlight:
     mode: Literal["keep", "regenerate", "drop"] = "keep"
     max_bytes: int = 2**30
     tracked: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
-    to_create: set[str] = field(default_factory=set[str])
-    undecided: set[str] = field(default_factory=set[str])
-    left: set[str] = field(default_factory=set[str])
     restored: frozenset[str] = frozenset()
     waiting: list[list[Any]] = field(default_factory=list[list[Any]])
     default_config: Mapping[str, Any] | None = None
@@ -128,7 +123,7 @@ class InFlight:
 
     def validating(self) -> set[str]:
         """Return the ids of rollouts of a validation that has not come to its end."""
-        return self.left | {rollout_id for rollout_id, known in self.tracked.items() if not known.is_train}
+        return {rollout_id for rollout_id, known in self.tracked.items() if not known.is_train}
 
     def wants_events(self, rollout_id: str, *, hooks_act: bool) -> bool:
         """Whether the events of a rollout that has ended are to be fetched and kept, or renewed.
@@ -166,7 +161,7 @@ class InFlight:
         self._release(known)
         known.num_bytes = num_bytes
         # What is served is nowhere else.
-        if known.served or self._held_bytes + num_bytes <= self.max_bytes:
+        if known.standing is Standing.SERVED or self._held_bytes + num_bytes <= self.max_bytes:
             known.finished = finished
             self._held_bytes += num_bytes
 
@@ -184,21 +179,17 @@ class InFlight:
 
     def restore(self, groups: Iterable[PromptGroup], *, group_size: int) -> None:
         """Take over the groups of a checkpoint; `admit` hands them to the trainer."""
-        self.tracked, self.to_create, self.undecided, self._held_bytes = {}, set(), set(), 0
+        self.tracked, self._held_bytes = {}, 0
         groups = list(groups)
         self.restored = frozenset(group.data_id for group in groups)
         self.waiting = [[self._take(rollout) for rollout in resized(group, group_size)] for group in groups]
 
     def _take(self, rollout: InFlightRollout) -> Any:
         item = internals.enqueued_rollout(rollout.enqueued)
-        known = Tracked(request=rollout.request or default_request(rollout))
+        standing = Standing.TO_CREATE if rollout.is_fresh else Standing.UNDECIDED
+        known = Tracked(rollout.request or default_request(rollout), standing=standing, is_fresh=rollout.is_fresh)
         if rollout.finished is not None:
             self._hold(known, rollout.finished, json_bytes(rollout.finished))
-        if rollout.is_fresh:
-            self.to_create.add(item.rollout_id)
-        else:
-            known.replaces = item.rollout_id
-            self.undecided.add(item.rollout_id)
         self.tracked[item.rollout_id] = known
         return item
 
@@ -220,6 +211,24 @@ class InFlight:
         self.waiting = in_order[room:]
         return [item for group in in_order[:room] for item in group]
 
+    def standing(self, rollout_id: str) -> Standing | None:
+        """Return where a rollout stands; None if it is not tracked."""
+        known = self.tracked.get(rollout_id)
+        return None if known is None else known.standing
+
+    def settle(self, fates: Mapping[str, Fate], *, doubted: bool) -> None:
+        """Have rollouts stand where they were decided to.
+
+        Args:
+            fates: Rollout id -> what was decided.
+            doubted: What is not run again now is doubted: it has come from an earlier life.
+        """
+        for rollout_id, fate in fates.items():
+            if fate is not Fate.LEFT:
+                known = self.tracked[rollout_id]
+                known.standing = fate.standing
+                known.doubted = known.doubted or (doubted and fate.standing is not Standing.TO_CREATE)
+
     def create_missing(self, enqueued: Iterable[Any], manager: internals.RolloutManager) -> list[str]:
         """Create on the server those of `enqueued` that it has to be given, under new ids.
 
@@ -228,19 +237,19 @@ class InFlight:
         Returns:
             The old ids.
         """
-        items = [item for item in enqueued if item.rollout_id in self.to_create]
+        items = [item for item in enqueued if self.standing(item.rollout_id) is Standing.TO_CREATE]
         if not items:
             return []
         replaced = [self.tracked[item.rollout_id] for item in items]
         new_ids = [uuid.uuid4().hex for _ in items]
         requests = [
-            creation(known, new_id, self.default_config) for known, new_id in zip(replaced, new_ids, strict=True)
+            creation(known, item.rollout_id, new_id, self.default_config)
+            for item, known, new_id in zip(items, replaced, new_ids, strict=True)
         ]
         agl_server.create_rollouts(manager, requests)  # a lost answer may have made other ids necessary
         old_ids = [item.rollout_id for item in items]
         for item, known, new_id in zip(items, replaced, [request["rollout_id"] for request in requests], strict=True):
             self.forget(item.rollout_id)
-            self.to_create.discard(item.rollout_id)
             # Byte-equal over any number of generations.
             self.tracked[new_id] = Tracked(request=known.request, num_vanished=known.num_vanished)
             internals.renew_enqueued(item, new_id, time.time())
@@ -300,12 +309,12 @@ def default_request(rollout: InFlightRollout) -> Mapping[str, Any]:
     return {"input": rollout.enqueued["input"], "is_train": True, "config": None, "metadata": {}}
 
 
-def creation(known: Tracked, new_id: str, default_config: Mapping[str, Any] | None) -> dict[str, Any]:
+def creation(known: Tracked, old_id: str, new_id: str, default_config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the body that creates a rollout again: as it was posted, under a new id that names the old one."""
     request = copy.deepcopy(dict(known.request or {}))
     request["metadata"] = dict(request.get("metadata") or {})
-    if known.replaces is not None:
-        request["metadata"][REPLACES_KEY] = known.replaces
+    if not known.is_fresh:
+        request["metadata"][REPLACES_KEY] = old_id
     if "config" in request and request["config"] is None:
         request["config"] = copy.deepcopy(default_config)
     return {key: value for key, value in {**request, "rollout_id": new_id}.items() if value is not None}

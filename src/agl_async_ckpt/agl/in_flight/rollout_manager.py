@@ -7,215 +7,198 @@ end proves nothing is run again, and so is one that the server has lost before i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.in_flight import agl_server
-from agl_async_ckpt.agl.in_flight.carry_over import InFlight, Tracked
+from agl_async_ckpt.agl.in_flight.carry_over import Tracked
+from agl_async_ckpt.agl.in_flight.keeper import RolloutKeeper
 from agl_async_ckpt.agl.in_flight.kept_events import has_answer, has_reward, kept_events, measured, with_event
-from agl_async_ckpt.agl.in_flight.patience import Patience
+from agl_async_ckpt.agl.in_flight.standing import Standing
 from agl_async_ckpt.agl.in_flight.tagging_client import TaggingClient
 from agl_async_ckpt.exceptions import ServerError
+
+if TYPE_CHECKING:
+    from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager as _Manager
+else:
+    _Manager = object
 
 MAX_LOSSES = 5
 """How often a rollout may be unknown right after it was created again: two servers behind one address never agree."""
 
 
-def extended_manager(
-    manager_cls: type,
-    in_flight: InFlight,
-    patience: Patience,
-    *,
-    before_models: Callable[[], None],
-    settle: Callable[[Any], None],
-    rerun: Callable[[Any, str], str],
-    lost: Callable[[Any, str], str],
-    found: Callable[[], None],
-    created: Callable[[Any], None],
-    alive: Callable[[str | None], None],
-) -> type:
-    """Return a subclass of a manager class that works for `in_flight`.
+class InFlightRolloutManager(_Manager):
+    """The extension of a rollout manager that works for one life.
 
-    Args:
-        manager_cls: Subclass of agent-lightning's `AglRolloutManagerBase`.
-        in_flight: What is known of the rollouts.
-        patience: With which the server is waited for.
-        before_models: Called when the old models are deleted and ours are not registered yet.
-        settle: Called with the manager each time its models are registered, before anything is enqueued or awaited.
-        rerun: Creates a rollout again; called with the manager and the old id, returns the new one.
-        lost: Deals with a server that does not know a rollout; called likewise, returns the id that it has now.
-        found: Called when the server has shown that it knows a rollout.
-        created: Called with the server's answer to each creation of rollouts.
-        alive: Called with the `Date` header of each answer of the server.
+    Attributes:
+        keeper: What is known of the rollouts, and what is done about them.
+        enqueued: The `EnqueuedRollout`s that this manager has created.
     """
 
-    class InFlightRolloutManager(manager_cls):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.client = TaggingClient(self.client, patience, in_flight, created, alive)
-            self.enqueued: list[Any] = []
-            self._hooks_act = internals.hooks_act(self)
-            self._looks = False
-            self._hooked: tuple[str, Any] | None = None
-            self._fresh: tuple[str, tuple[list[Any], list[Any]]] | None = None
+    keeper: RolloutKeeper
 
-        def register_model(self, server_addresses: list[str]) -> Any:
-            before_models()
-            models = super().register_model(server_addresses)
-            settle(self)
-            return models
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.client = TaggingClient(self.client, self.keeper)
+        self.enqueued: list[Any] = []
+        self._hooks_act = internals.hooks_act(self)
+        self._looks = False
+        self._hooked: tuple[str, Any] | None = None
+        self._fresh: tuple[str, tuple[list[Any], list[Any]]] | None = None
 
-        def _create_rollouts(self, *args: Any, **kwargs: Any) -> Any:
-            self.enqueued = super()._create_rollouts(*args, **kwargs)
-            return self.enqueued
+    def register_model(self, server_addresses: list[str]) -> Any:
+        self.keeper.on_models_deleted()
+        models = super().register_model(server_addresses)
+        self.keeper.on_models_registered(self)
+        return models
 
-        def _get_rollout(self, rollout_id: str) -> Any:
-            for _ in range(MAX_LOSSES):
-                known = in_flight.tracked.get(rollout_id)
-                self._looks = True
-                try:
-                    return self._look_at(rollout_id, known)
-                except agl_server.UnknownRolloutError:
-                    if known is None:
-                        raise
-                finally:
-                    self._looks = False
-                rollout_id = lost(self, rollout_id)
-            raise ServerError(
-                f"The agl-server at {self.client.base_url} did not know rollout {rollout_id} right after it was "
-                f"created, {MAX_LOSSES} times.",
-                act=f"One server has to answer all requests at this address. {agl_server.ADVICE}",
-            )
+    def _create_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+        self.enqueued = super()._create_rollouts(*args, **kwargs)
+        return self.enqueued
 
-        def _look_at(self, rollout_id: str, known: Tracked | None) -> Any:
-            self._fresh = None
-            if known is not None and known.served and known.finished is not None:
-                rollout = internals.rollout_record(known.finished.record)
-            else:
-                with agl_server.named(self.client, rollout_id):
-                    rollout = super()._get_rollout(rollout_id)
-                found()
-            if known is None or not internals.has_ended(rollout):
-                return rollout
-            if known.doubted and internals.has_failed(rollout):
-                return self._get_rollout(rerun(self, rollout_id))
+    def _get_rollout(self, rollout_id: str) -> Any:
+        for _ in range(MAX_LOSSES):
+            known = self.keeper.groups.tracked.get(rollout_id)
+            self._looks = True
             try:
-                self._run_hook(rollout)
-                triplets = self._keep(rollout, known)
+                return self._look_at(rollout_id, known)
             except agl_server.UnknownRolloutError:
-                known.num_vanished += 1
-                if known.num_vanished < MAX_LOSSES:
+                if known is None:
                     raise
-                raise ServerError(
-                    f"The agl-server at {self.client.base_url} did not know rollout {rollout_id} right after it had "
-                    f"ended, {MAX_LOSSES} times.",
-                    act=f"Look for what deletes it: a hook may. {agl_server.ADVICE}",
-                ) from None
-            if known.doubted and not self._is_proven(known, triplets):
-                return self._get_rollout(rerun(self, rollout_id))
-            known.doubted = False
+            finally:
+                self._looks = False
+            rollout_id = self.keeper.recover(self, rollout_id)
+        raise ServerError(
+            f"The agl-server at {self.client.base_url} did not know rollout {rollout_id} right after it was "
+            f"created, {MAX_LOSSES} times.",
+            act=f"One server has to answer all requests at this address. {agl_server.ADVICE}",
+        )
+
+    def _look_at(self, rollout_id: str, known: Tracked | None) -> Any:
+        self._fresh = None
+        if known is not None and known.standing is Standing.SERVED and known.finished is not None:
+            rollout = internals.rollout_record(known.finished.record)
+        else:
+            with agl_server.named(self.client, rollout_id):
+                rollout = super()._get_rollout(rollout_id)
+            self.keeper.on_found()
+        if known is None or not internals.has_ended(rollout):
             return rollout
+        if known.doubted and internals.has_failed(rollout):
+            return self._get_rollout(self.keeper.rerun(self, rollout_id))
+        try:
+            self._run_hook(rollout)
+            triplets = self._keep(rollout, known)
+        except agl_server.UnknownRolloutError:
+            known.num_vanished += 1
+            if known.num_vanished < MAX_LOSSES:
+                raise
+            raise ServerError(
+                f"The agl-server at {self.client.base_url} did not know rollout {rollout_id} right after it had "
+                f"ended, {MAX_LOSSES} times.",
+                act=f"Look for what deletes it: a hook may. {agl_server.ADVICE}",
+            ) from None
+        if known.doubted and not self._is_proven(known, triplets):
+            return self._get_rollout(self.keeper.rerun(self, rollout_id))
+        known.doubted = False
+        return rollout
 
-        def _run_hook(self, rollout: Any) -> None:
-            # Here, and not when the loop calls for it: a server that is lost meanwhile is dealt with as any loss is.
-            # The loop reads the state before it does: a hook may change what it is given.
-            given = rollout.model_copy(deep=True) if internals.calls_hooks(self) else rollout
-            if internals.has_failed(rollout):
-                super()._run_failed_hook(given)
-            else:
-                super()._run_succeeded_hook(given)
-            self._hooked = rollout.rollout_id, given
+    def _run_hook(self, rollout: Any) -> None:
+        # Here, and not when the loop calls for it: a server that is lost meanwhile is dealt with as any loss is.
+        # The loop reads the state before it does: a hook may change what it is given.
+        given = rollout.model_copy(deep=True) if internals.calls_hooks(self) else rollout
+        if internals.has_failed(rollout):
+            super()._run_failed_hook(given)
+        else:
+            super()._run_succeeded_hook(given)
+        self._hooked = rollout.rollout_id, given
 
-        def _has_run(self, rollout: Any) -> bool:
-            """Whether the hook of a rollout has just run; what it has changed shows from here on."""
-            if self._hooked is None or rollout.rollout_id != self._hooked[0]:
-                return False
-            vars(rollout).update(vars(self._hooked[1]))
-            return True
+    def _has_run(self, rollout: Any) -> bool:
+        """Whether the hook of a rollout has just run; what it has changed shows from here on."""
+        if self._hooked is None or rollout.rollout_id != self._hooked[0]:
+            return False
+        vars(rollout).update(vars(self._hooked[1]))
+        return True
 
-        def _run_succeeded_hook(self, rollout: Any) -> None:
-            if not self._has_run(rollout):
-                super()._run_succeeded_hook(rollout)
+    def _run_succeeded_hook(self, rollout: Any) -> None:
+        if not self._has_run(rollout):
+            super()._run_succeeded_hook(rollout)
 
-        def _run_failed_hook(self, rollout: Any) -> None:
-            if not self._has_run(rollout):
-                super()._run_failed_hook(rollout)
+    def _run_failed_hook(self, rollout: Any) -> None:
+        if not self._has_run(rollout):
+            super()._run_failed_hook(rollout)
 
-        def _keep(self, rollout: Any, known: Tracked) -> list[Any]:
-            """Fetch what a rollout has left, if it is asked for; return its triplet events if it is doubted."""
-            rollout_id = rollout.rollout_id
-            wanted = in_flight.wants_events(rollout_id, hooks_act=self._hooks_act)
-            is_doubted = known.doubted and known.finished is None
-            if not known.served and (wanted or is_doubted or self._is_read_at_once(known)):
-                raw, triplets = self._fetch_rollout_events(rollout_id)
-                self._fresh = rollout_id, (raw, triplets)
-                if wanted and not self._is_read_at_once(known):
-                    is_worth = not internals.has_failed(rollout) and has_answer(triplets)
-                    in_flight.keep(rollout_id, *measured(rollout, raw, triplets), is_worth=is_worth)
-                return triplets
-            return kept_events(known.finished, format="triplet") if known.doubted and known.finished else []
+    def _keep(self, rollout: Any, known: Tracked) -> list[Any]:
+        """Fetch what a rollout has left, if it is asked for; return its triplet events if it is doubted."""
+        rollout_id = rollout.rollout_id
+        wanted = self.keeper.groups.wants_events(rollout_id, hooks_act=self._hooks_act)
+        is_doubted = known.doubted and known.finished is None
+        if known.standing is not Standing.SERVED and (wanted or is_doubted or self._is_read_at_once(known)):
+            raw, triplets = self._fetch_rollout_events(rollout_id)
+            self._fresh = rollout_id, (raw, triplets)
+            if wanted and not self._is_read_at_once(known):
+                is_worth = not internals.has_failed(rollout) and has_answer(triplets)
+                self.keeper.groups.keep(rollout_id, *measured(rollout, raw, triplets), is_worth=is_worth)
+            return triplets
+        return kept_events(known.finished, format="triplet") if known.doubted and known.finished else []
 
-        def _is_read_at_once(self, known: Tracked) -> bool:
-            """Whether the loop builds the sample of a rollout next: nobody waits for a sibling."""
-            return internals.rollouts_per_group(self) == 1 or not known.is_train
+    def _is_read_at_once(self, known: Tracked) -> bool:
+        """Whether the loop builds the sample of a rollout next: nobody waits for a sibling."""
+        return internals.rollouts_per_group(self) == 1 or not known.is_train
 
-        def _is_proven(self, known: Tracked, triplets: list[Any]) -> bool:
-            """Whether a success is its own, as far as can be seen.
+    def _is_proven(self, known: Tracked, triplets: list[Any]) -> bool:
+        """Whether a success is its own, as far as can be seen.
 
-            A reward may still come to the server that has the rollout; to what is served only a hook could post one,
-            and that has run.
-            """
-            return has_answer(triplets) and not (known.served and known.finished and not has_reward(known.finished))
+        A reward may still come to the server that has the rollout; to what is served only a hook could post one,
+        and that has run.
+        """
+        lacks_reward = known.finished is not None and not has_reward(known.finished)
+        return has_answer(triplets) and not (known.standing is Standing.SERVED and lacks_reward)
 
-        def _fetch_rollout_events(self, rollout_id: str) -> tuple[list[Any], list[Any]]:
-            if self._fresh is None or self._fresh[0] != rollout_id:
-                return super()._fetch_rollout_events(rollout_id)
-            (_, events), self._fresh = self._fresh, None  # of a moment ago; built once
-            if rollout_id in in_flight.tracked:
-                in_flight.tracked[rollout_id].is_read = True
-            return events
+    def _fetch_rollout_events(self, rollout_id: str) -> tuple[list[Any], list[Any]]:
+        if self._fresh is None or self._fresh[0] != rollout_id:
+            return super()._fetch_rollout_events(rollout_id)
+        (_, events), self._fresh = self._fresh, None  # of a moment ago; built once
+        if rollout_id in self.keeper.groups.tracked:
+            self.keeper.groups.tracked[rollout_id].is_read = True
+        return events
 
-        def _get_events(self, rollout_id: str, **kwargs: Any) -> list[Any]:
-            known = in_flight.tracked.get(rollout_id)
-            if known is not None and known.finished is not None and known.served:
-                return kept_events(known.finished, **kwargs)
+    def _get_events(self, rollout_id: str, **kwargs: Any) -> list[Any]:
+        known = self.keeper.groups.tracked.get(rollout_id)
+        if known is not None and known.finished is not None and known.standing is Standing.SERVED:
+            return kept_events(known.finished, **kwargs)
+        try:
+            with agl_server.named(self.client, rollout_id):
+                events = super()._get_events(rollout_id, **kwargs)
+        except agl_server.UnknownRolloutError:
+            if self._looks or known is None or known.finished is None:
+                raise
+            known.standing = Standing.SERVED
+            return kept_events(known.finished, **kwargs)
+        if not kwargs.get("format") and not kwargs.get("event_type"):
+            self.keeper.groups.last_read = rollout_id, list(events)
+        return events
+
+    def _post_event(self, rollout_id: str, attempt_id: str, event: Any) -> Any:
+        known = self.keeper.groups.tracked.get(rollout_id)
+        if known is None or known.standing is not Standing.SERVED:
             try:
                 with agl_server.named(self.client, rollout_id):
-                    events = super()._get_events(rollout_id, **kwargs)
+                    posted = super()._post_event(rollout_id, attempt_id, event)
+                if self.keeper.groups.last_read[0] == rollout_id:
+                    self.keeper.groups.last_read[1].append(posted)
+                return posted
             except agl_server.UnknownRolloutError:
-                if self._looks or known is None or known.finished is None:
+                if known is None or known.finished is None:
                     raise
-                known.served = True
-                return kept_events(known.finished, **kwargs)
-            if not kwargs.get("format") and not kwargs.get("event_type"):
-                in_flight.last_read = rollout_id, list(events)
-            return events
+                known.standing = Standing.SERVED
+        assert known.finished is not None, "what is served is kept"
+        posted = internals.recorded_event(rollout_id, attempt_id, event)
+        self.keeper.groups.keep(rollout_id, *with_event(known.finished, posted), is_worth=known.is_worth)
+        return posted
 
-        def _post_event(self, rollout_id: str, attempt_id: str, event: Any) -> Any:
-            known = in_flight.tracked.get(rollout_id)
-            if known is None or not known.served:
-                try:
-                    with agl_server.named(self.client, rollout_id):
-                        posted = super()._post_event(rollout_id, attempt_id, event)
-                    if in_flight.last_read[0] == rollout_id:
-                        in_flight.last_read[1].append(posted)
-                    return posted
-                except agl_server.UnknownRolloutError:
-                    if known is None or known.finished is None:
-                        raise
-                    known.served = True
-            assert known.finished is not None, "what is served is kept"
-            posted = internals.recorded_event(rollout_id, attempt_id, event)
-            in_flight.keep(rollout_id, *with_event(known.finished, posted), is_worth=known.is_worth)
-            return posted
-
-        def _delete_rollout(self, rollout_id: str) -> None:
-            known = in_flight.tracked.get(rollout_id)
-            if known is None or not known.served:
-                super()._delete_rollout(rollout_id)
-            in_flight.forget(rollout_id)
-
-    InFlightRolloutManager.__name__ = manager_cls.__name__
-    InFlightRolloutManager.__qualname__ = manager_cls.__qualname__
-    return InFlightRolloutManager
+    def _delete_rollout(self, rollout_id: str) -> None:
+        known = self.keeper.groups.tracked.get(rollout_id)
+        if known is None or known.standing is not Standing.SERVED:
+            super()._delete_rollout(rollout_id)
+        self.keeper.groups.forget(rollout_id)

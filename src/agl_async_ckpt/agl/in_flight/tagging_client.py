@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.agl.in_flight.carry_over import REPLACES_KEY, InFlight
-from agl_async_ckpt.agl.in_flight.patience import Patience, PatientClient
+from agl_async_ckpt.agl.in_flight.carry_over import REPLACES_KEY
+from agl_async_ckpt.agl.in_flight.keeper import RolloutKeeper
+from agl_async_ckpt.agl.in_flight.patience import PatientClient
 
 MODELS_URL = "/api/models"
 EVENTS_URL = re.compile(r"(/api/rollouts/([^/]+))/attempt/[^/]+/events")
@@ -29,33 +30,15 @@ EVENTS_URL = re.compile(r"(/api/rollouts/([^/]+))/attempt/[^/]+/events")
 class TaggingClient(PatientClient):
     """The client of one rollout manager."""
 
-    def __init__(
-        self,
-        wrapped: Any,
-        patience: Patience,
-        in_flight: InFlight,
-        created: Callable[[Any], None],
-        alive: Callable[[str | None], None],
-    ) -> None:
-        """Wrap a client.
-
-        Args:
-            wrapped: agent-lightning's.
-            patience: Of the trainer.
-            in_flight: Notes what is created.
-            created: Called with the server's answer to each creation of rollouts.
-            alive: Called with the `Date` header of each answer.
-        """
-        super().__init__(wrapped, patience)
-        self._self_in_flight = in_flight
-        self._self_created = created
-        self._self_alive = alive
+    def __init__(self, wrapped: Any, keeper: RolloutKeeper) -> None:
+        super().__init__(wrapped, keeper.patience)
+        self._self_keeper = keeper
         self._self_models: dict[str, Any] | None = None
 
     def get(self, url: str, **kwargs: Any) -> httpx.Response:
         """Get; an answer proves life."""
         response = super().get(url, **kwargs)
-        self._self_alive(response.headers.get("date"))
+        self._self_keeper.on_answer(response.headers.get("date"))
         return response
 
     def delete(self, url: str, **kwargs: Any) -> httpx.Response:
@@ -85,7 +68,7 @@ class TaggingClient(PatientClient):
         """
         if url == internals.ROLLOUTS_URL:
             response = self._create(kwargs.pop("json"), **kwargs).raise_for_status()
-            self._self_created(response)
+            self._self_keeper.on_created(response)
             return response
         response = super().post_with_retry(url, **kwargs)
         if url == MODELS_URL:
@@ -103,7 +86,7 @@ class TaggingClient(PatientClient):
             self._once("POST", MODELS_URL, **self._self_models).raise_for_status()
 
     def _create(self, requests: list[dict[str, Any]], **kwargs: Any) -> httpx.Response:
-        tagged = self._self_in_flight.outgoing(requests)
+        tagged = self._self_keeper.groups.outgoing(requests)
 
         def attempt(again: bool, maybe_processed: bool) -> httpx.Response:
             if again:
@@ -122,7 +105,7 @@ class TaggingClient(PatientClient):
     def _rename(self, requests: list[dict[str, Any]], tagged: list[dict[str, Any]]) -> None:
         for request, posted in zip(requests, tagged, strict=True):
             old_id, new_id = posted["rollout_id"], uuid.uuid4().hex
-            self._self_in_flight.rename(old_id, new_id)
+            self._self_keeper.groups.rename(old_id, new_id)
             posted["metadata"].setdefault(REPLACES_KEY, old_id)
             request["rollout_id"] = posted["rollout_id"] = new_id
 
@@ -136,7 +119,7 @@ class TaggingClient(PatientClient):
             return event["event_type"] == body["event_type"] and event["data"] == body["data"]
 
         found = [event for event in response.json() if is_equal(event)]
-        known = self._self_in_flight.known_events(rollout_id)
+        known = self._self_keeper.groups.known_events(rollout_id)
         if len(found) <= sum(map(is_equal, known)):
             return None
         return httpx.Response(200, json=found[-1], request=response.request)

@@ -42,6 +42,7 @@ from agl_async_ckpt.agl.internals.rollouts import (
     rollout_record,
     rollouts_per_group,
     triplet_form,
+    with_mixin,
     with_model_request,
 )
 from agl_async_ckpt.agl.internals.saved_models import WorkerLists, numbers_to_keep

@@ -30,6 +30,12 @@ def post_rollouts(manager: RolloutManager, requests: list[dict[str, Any]]) -> li
     return [item["rollout_id"] for item in manager.client.post_with_retry(ROLLOUTS_URL, json=requests).json()]
 
 
+def with_mixin(manager_cls: type, mixin: type, **attributes: Any) -> type:
+    """Return a class of rollout managers with `mixin` before it and `attributes` on it, under its own name."""
+    namespace = {"__module__": manager_cls.__module__, "__qualname__": manager_cls.__qualname__, **attributes}
+    return type(manager_cls.__name__, (mixin, manager_cls), namespace)
+
+
 def rollout_manager(trainer: Trainer) -> Any:
     """Make a manager of training rollouts as each step does; it has a client of its own, which it has not used."""
     from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager

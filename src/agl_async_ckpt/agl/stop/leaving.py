@@ -7,8 +7,8 @@ first; the rest is created again by the resume, from the same requests, as after
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import wrapt
@@ -17,7 +17,13 @@ from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.in_flight import agl_server
 from agl_async_ckpt.agl.in_flight.carry_over import InFlight
 from agl_async_ckpt.agl.in_flight.kept_events import has_answer, has_reward, measured
+from agl_async_ckpt.agl.in_flight.standing import Standing
 from agl_async_ckpt.exceptions import ServerError
+
+if TYPE_CHECKING:
+    from agentlightning.verl.agl_rollout_manager import AglRolloutManagerBase as _Manager
+else:
+    _Manager = object
 
 log = logging.getLogger(__name__)
 
@@ -29,31 +35,35 @@ class ValidationLeft(BaseException):
     """A validation ends because a stop is asked for. Past every `except Exception` on its way."""
 
 
-def leavable_manager(manager_cls: type, in_flight: InFlight, waiting: Callable[[], None]) -> type:
-    """Return a subclass of a manager class whose validations can be left, where training is synchronous.
+class Validations:
+    """The validations of a trainer whose rollouts nobody tracks, because it trains synchronously.
 
-    Args:
-        manager_cls: Subclass of agent-lightning's `AglRolloutManagerBase`.
-        in_flight: Notes the rollouts that a validation leaves on the server.
-        waiting: Called before each look at a rollout; raises ValidationLeft.
+    Attributes:
+        left: Ids of the rollouts of one that was left.
     """
 
-    class LeavableRolloutManager(manager_cls):
-        def _create_rollouts(self, *args: Any, **kwargs: Any) -> Any:
-            self.enqueued = super()._create_rollouts(*args, **kwargs)
-            return self.enqueued
+    def __init__(self, on_wait: Callable[[], None]) -> None:
+        """Note nothing yet; `on_wait` is called before each look at a rollout, and raises ValidationLeft."""
+        self.on_wait = on_wait
+        self.left: set[str] = set()
 
-        def _get_rollout(self, rollout_id: str) -> Any:
-            try:
-                waiting()
-            except ValidationLeft:
-                in_flight.left.update(item.rollout_id for item in self.enqueued)
-                raise
-            return super()._get_rollout(rollout_id)
 
-    LeavableRolloutManager.__name__ = manager_cls.__name__
-    LeavableRolloutManager.__qualname__ = manager_cls.__qualname__
-    return LeavableRolloutManager
+class LeavableManager(_Manager):
+    """The extension of a rollout manager whose validations can be left, where training is synchronous."""
+
+    validations: Validations
+
+    def _create_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+        self.enqueued = super()._create_rollouts(*args, **kwargs)
+        return self.enqueued
+
+    def _get_rollout(self, rollout_id: str) -> Any:
+        try:
+            self.validations.on_wait()
+        except ValidationLeft:
+            self.validations.left.update(item.rollout_id for item in self.enqueued)
+            raise
+        return super()._get_rollout(rollout_id)
 
 
 class BriefClient(wrapt.ObjectProxy):
@@ -100,29 +110,23 @@ def keep_ended(trainer: internals.Trainer, in_flight: InFlight) -> None:
         log.warning("What has ended in flight is not in the checkpoint, only its requests are: %s", error)
 
 
-def delete_rollouts(trainer: internals.Trainer, in_flight: InFlight, *, all_waited_for: bool, reclaim: bool) -> None:
-    """Delete the rollouts of a validation that was left, and those in flight; their agents end at their next call.
+def delete_rollouts(
+    trainer: internals.Trainer, rollout_ids: Iterable[str], owns: Callable[[Mapping[str, Any]], bool] = lambda _: False
+) -> None:
+    """Delete rollouts of this run from the server; their agents end at their next call.
 
     Call it when the checkpoint is published. If the server does not answer they are left: a resume adopts them.
 
     Args:
         trainer: The trainer.
-        in_flight: What is known of its rollouts.
-        all_waited_for: Those in flight, too: the checkpoint holds them.
-        reclaim: With them all others of this run.
+        rollout_ids: Those that nobody waits for any more.
+        owns: Tells of a record of the server whether it goes, too.
     """
-    ours = in_flight.validating()
-    if all_waited_for:
-        ours |= {item.rollout_id for item in in_flight.everything(internals.carry_over(trainer))}
-    elif not ours:
-        return
+    ours = frozenset(rollout_ids)
     try:
         client = BriefClient(internals.agl_client(trainer))
-        found = [
-            rollout_id
-            for rollout_id, record in agl_server.list_rollouts(client).items()
-            if rollout_id in ours or (all_waited_for and reclaim and in_flight.owns(record))
-        ]
+        records = agl_server.list_rollouts(client)
+        found = [rollout_id for rollout_id, record in records.items() if rollout_id in ours or owns(record)]
         agl_server.delete_rollouts(client, found)
         log.info("Removed %d rollouts of this run from the server; a resume creates again what it needs.", len(found))
     except ServerError as error:
@@ -135,7 +139,7 @@ def _is_to_keep(in_flight: InFlight, record: Mapping[str, Any] | None, item: Any
         record is not None
         and record["status"]["state"] == "succeeded"
         and known is not None
-        and not known.served
+        and known.standing is not Standing.SERVED
         and in_flight.wants_events(item.rollout_id, hooks_act=False)
     )
 
