@@ -203,7 +203,7 @@ def with_trailer(zipped: bytes) -> bytes:
     path = Path(os.environ[CANARY]).with_name("with-trailer")
     with path.open("wb") as file, writer.TrailerWriter(file.fileno()) as sink:
         sink.write(zipped)
-        sink.finish(lambda size: commit._trailer(small_state(), size))
+        sink.finish(lambda size: commit._make_trailer(small_state(), size))
     return path.read_bytes()
 
 
@@ -356,7 +356,7 @@ def test_plain_values_that_declare_too_much_are_refused(step_dir: Path, canary: 
         state = sample_state()
         with path.open("wb") as file, writer.TrailerWriter(file.fileno()) as sink:
             sink.write(content.getvalue())
-            sink.finish(lambda size, state=state: commit._trailer(state, size))
+            sink.finish(lambda size, state=state: commit._make_trailer(state, size))
         try:
             refused_everywhere(step_dir, path.read_bytes(), canary, whole_file=True)
         except BaseException as error:

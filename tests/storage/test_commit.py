@@ -53,7 +53,7 @@ def publish_payload(path: Path, payload: Any, **changes: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file, writer.TrailerWriter(file.fileno()) as sink:
         torch.save(payload, sink)
-        sink.finish(lambda size: storage._trailer(state, size))
+        sink.finish(lambda size: storage._make_trailer(state, size))
     return path
 
 

@@ -67,7 +67,7 @@ def commit_state(state: InputState, step_dir: str | os.PathLike[str], *, branch:
         make_folders(folder)
         publish(
             target,
-            lambda fd: _write(fd, payload, state, branch),
+            lambda fd: _write_file(fd, payload, state, branch),
             lambda: remove_files(folder, (SEAL_NAME, LOADER_FILE_NAME)),
         )
     except AsyncCheckpointError:
@@ -104,16 +104,16 @@ def load_state(path: str | os.PathLike[str], where: str = "") -> InputState:
                 [("in the file", f"global_step {trailer.global_step}"), ("folder", f"global_step {step}")],
                 "Resume from another step; the content of this folder is mixed.",
             )
-        return _decoded(trailer, content, where)
+        return _decode(trailer, content, where)
 
 
-def _decoded(trailer: Trailer, content: BinaryIO, where: str) -> InputState:
+def _decode(trailer: Trailer, content: BinaryIO, where: str) -> InputState:
     try:
         refuse_foreign_pickle(content)
     except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise _foreign_content(where, str(error)) from error
     try:
-        payload = _loaded(content)
+        payload = _load_payload(content)
         state = decode_state(payload)
     except MemoryError:
         raise
@@ -128,7 +128,7 @@ def _decoded(trailer: Trailer, content: BinaryIO, where: str) -> InputState:
     return state
 
 
-def _loaded(content: BinaryIO) -> Any:
+def _load_payload(content: BinaryIO) -> Any:
     """Have torch map the file in memory; without /proc, which gives it a name, it is copied."""
     name = f"/proc/self/fd/{content.fileno()}"
     if Path(name).exists():
@@ -143,17 +143,17 @@ def _foreign_content(where: str, reason: str) -> DamagedStateError:
     )
 
 
-def _write(fd: int, payload: dict[str, Any], state: InputState, branch: Branch) -> None:
+def _write_file(fd: int, payload: dict[str, Any], state: InputState, branch: Branch) -> None:
     with TrailerWriter(fd) as writer:
         try:
             torch.save(payload, cast("IO[bytes]", writer))
-            writer.finish(lambda num_zip_bytes: _trailer(state, num_zip_bytes, branch))
+            writer.finish(lambda num_zip_bytes: _make_trailer(state, num_zip_bytes, branch))
         except Exception as error:
             # What torch makes of an error of the writer is only "unexpected pos".
             raise (writer.error or error) from None
 
 
-def _trailer(state: InputState, num_zip_bytes: int, branch: Branch = ()) -> Trailer:
+def _make_trailer(state: InputState, num_zip_bytes: int, branch: Branch = ()) -> Trailer:
     trailer = Trailer(
         format_version=FORMAT_VERSION,
         global_step=state.global_step,
