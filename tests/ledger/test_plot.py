@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from agl_async_ckpt.exceptions import UsageError
-from agl_async_ckpt.ledger.cells import Cell
-from agl_async_ckpt.ledger.grid import build_grid
+from agl_async_ckpt.ledger.grid import Cell, build_grid
 from agl_async_ckpt.ledger.plot import COLOURS, LABELS, plot, verdict
 from tests.ledger.story import Story, dataset, row
 

@@ -31,8 +31,6 @@ exit codes:
   2  there is no ledger at PATH, it cannot be read, or the picture cannot be made
 """
 MAX_SHOWN_INPUTS = 12
-UNKNOWN = ("gap", "unexplained")
-"""Problems that say nothing of the promise, and keep the audit from telling."""
 NUMBERS = (
     "epoch",
     "inputs",
@@ -107,10 +105,9 @@ def _verdict(result: Audit) -> str:
         return "Nothing is wrong, and nothing can be told yet: no step is in the ledger."
     if result.holds:
         return "The promise was kept: nothing lost, nothing repeated."
-    if all(problem.kind in UNKNOWN for problem in result.problems):
+    if result.is_unknown:
         return "Whether the promise was kept cannot be told: the ledger does not account for every step."
-    others = sum(problem.kind not in ("lost", "repeated") for problem in result.problems)
-    more = f", {plural(others, 'other problem')}" if others else ""
+    more = f", {plural(result.num_others, 'other problem')}" if result.num_others else ""
     return f"The promise was not kept: {len(result.lost)} lost, {len(result.repeated)} repeated{more}."
 
 

@@ -16,7 +16,7 @@ from agl_async_ckpt.ledger.entry import End, InputName, Start
 from agl_async_ckpt.ledger.epochs import EpochAccount, count_epochs
 from agl_async_ckpt.ledger.lineage import Lineage, trace
 from agl_async_ckpt.ledger.reader import Ledger, read_ledger
-from agl_async_ckpt.ledger.walk import Drawn, Problem, Walk, gap, walk
+from agl_async_ckpt.ledger.walk import Drawn, Problem, Walk, missing_steps, walk
 from agl_async_ckpt.words import plural
 
 CAUSES = {
@@ -82,6 +82,16 @@ class Audit:
         """Every input that was trained, or is pending, more than once in an epoch."""
         return [name for epoch in self.epochs for name in epoch.repeated]
 
+    @property
+    def num_others(self) -> int:
+        """How many problems are neither a loss nor a repetition."""
+        return sum(problem.kind not in ("lost", "repeated") for problem in self.problems)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether there are problems, and none of them says anything of the promise: the ledger lacks lines."""
+        return bool(self.problems) and all(problem.kind in ("gap", "unexplained") for problem in self.problems)
+
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
         last = self.lineage.parts[-1].start
@@ -135,12 +145,18 @@ def audit_ledger(ledger: Ledger) -> Audit:
         raise DamagedStateError(f"{ledger.path} holds no start of a life: nothing can be audited.")
     walked = walk(lineage)
     epochs = count_epochs(walked, lineage)
-    problems = [*walked.problems, *_missing_lines(lineage), *_losses(walked), *_repeats(epochs), *_skips(epochs)]
+    problems = [
+        *walked.problems,
+        *_find_missing_lines(lineage),
+        *_find_losses(walked, epochs),
+        *_find_repeats(epochs),
+        *_find_skips(epochs),
+    ]
     carried_in = [row for row in walked.rows if row.epoch is None]
-    return Audit(ledger, lineage, epochs, carried_in, problems, _notes(ledger, lineage, walked), walked)
+    return Audit(ledger, lineage, epochs, carried_in, problems, _compose_notes(ledger, lineage, walked), walked)
 
 
-def _missing_lines(lineage: Lineage) -> list[Problem]:
+def _find_missing_lines(lineage: Lineage) -> list[Problem]:
     """Tell which lines must have been there: the start of a life, the last steps of one that came to its end."""
     problems: list[Problem] = []
     if lineage.num_orphans:
@@ -151,19 +167,20 @@ def _missing_lines(lineage: Lineage) -> list[Problem]:
     part = lineage.parts[-1]
     last = part.steps[-1].step if part.steps else part.start.step
     if part.reached > last:
-        problems.append(gap(last + 1, part.reached, part.start.life))
+        problems.append(missing_steps(last + 1, part.reached, part.start.life))
     return problems
 
 
-def _losses(walked: Walk) -> list[Problem]:
+def _find_losses(walked: Walk, epochs: list[EpochAccount]) -> list[Problem]:
     """Put the inputs that resumes have lost together, per resume and place."""
+    replaced = {id(row) for epoch in epochs for row in epoch.replaced_rows}
     problems: list[Problem] = []
     for index, start in enumerate(walked.resumes):
         for buffered, place in ((False, "in flight"), (True, "buffered")):
             names = tuple(
                 row.name
                 for row in walked.rows
-                if row.where_lost == index and not row.replaced and row.was_buffered == buffered
+                if row.where_lost == index and id(row) not in replaced and row.was_buffered == buffered
             )
             if names:
                 text = (
@@ -175,7 +192,7 @@ def _losses(walked: Walk) -> list[Problem]:
     return problems
 
 
-def _repeats(epochs: list[EpochAccount]) -> list[Problem]:
+def _find_repeats(epochs: list[EpochAccount]) -> list[Problem]:
     return [
         Problem(
             "repeated",
@@ -188,7 +205,7 @@ def _repeats(epochs: list[EpochAccount]) -> list[Problem]:
     ]
 
 
-def _skips(epochs: list[EpochAccount]) -> list[Problem]:
+def _find_skips(epochs: list[EpochAccount]) -> list[Problem]:
     return [
         Problem("skipped", f"{plural(epoch.num_skipped, 'row')} of epoch {epoch.epoch} never came out of the loader.")
         for epoch in epochs
@@ -196,7 +213,7 @@ def _skips(epochs: list[EpochAccount]) -> list[Problem]:
     ]
 
 
-def _notes(ledger: Ledger, lineage: Lineage, walked: Walk) -> list[str]:
+def _compose_notes(ledger: Ledger, lineage: Lineage, walked: Walk) -> list[str]:
     first = lineage.parts[0].start
     notes: list[str] = []
     if first.is_fork:

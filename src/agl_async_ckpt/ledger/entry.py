@@ -72,7 +72,15 @@ class Start:
     @property
     def rows_per_pass(self) -> int:
         """Rows that the loader hands out in a whole pass."""
-        return self.num_rows // self.loader_batch * self.loader_batch if self.drop_last else self.num_rows
+        return self.rows_left(0)
+
+    def rows_left(self, rows: int) -> int:
+        """Return how many rows the loader still hands out in a pass of which `rows` are gone.
+
+        Where those were cut into batches of another size, another remainder is left out than in a whole pass.
+        """
+        left = max(0, self.num_rows - rows)
+        return left // self.loader_batch * self.loader_batch if self.drop_last else left
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ class EpochAccount:
         num_inputs: Rows that a pass draws, less those drawn before the account begins.
         num_trained: Times trained (2: two or more) -> number of inputs.
         lost: Drawn and never trained, because a resume did not bring them back.
-        repeated: Trained, or pending, more than once.
+        repeated_rows: Trained, or pending, more than once: those that are more than the epoch needs.
+        replaced_rows: Lost, and drawn again in the same epoch: no loss.
         dropped_by_trainer: The trainer left them out before they were enqueued, or used none of their samples.
         in_flight: Enqueued and unfinished at the end.
         buffered: Handed out by the loader and not enqueued at the end.
@@ -40,7 +41,8 @@ class EpochAccount:
     num_inputs: int = 0
     num_trained: Counter[int] = field(default_factory=Counter[int])
     lost: list[InputName] = field(default_factory=list[InputName])
-    repeated: list[InputName] = field(default_factory=list[InputName])
+    repeated_rows: list[Drawn] = field(default_factory=list[Drawn])
+    replaced_rows: list[Drawn] = field(default_factory=list[Drawn])
     dropped_by_trainer: list[InputName] = field(default_factory=list[InputName])
     in_flight: list[InputName] = field(default_factory=list[InputName])
     buffered: list[InputName] = field(default_factory=list[InputName])
@@ -50,6 +52,11 @@ class EpochAccount:
     num_not_drawn: int = 0
     num_unrecorded: int = 0
     is_over: bool = False
+
+    @property
+    def repeated(self) -> list[InputName]:
+        """The names of `repeated_rows`."""
+        return [row.name for row in self.repeated_rows]
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -75,8 +82,8 @@ class EpochAccount:
 
 
 def count_epochs(walked: Walk, lineage: Lineage) -> list[EpochAccount]:
-    """Count the rows of each epoch; marks rows that are repeated or replaced."""
-    copies = _copies(walked)
+    """Count the rows of each epoch."""
+    copies = _count_copies(walked)
     groups: dict[tuple[int, int], dict[InputName, list[Drawn]]] = defaultdict(lambda: defaultdict(list))
     for row in walked.rows:
         if row.epoch is not None:
@@ -89,7 +96,7 @@ def count_epochs(walked: Walk, lineage: Lineage) -> list[EpochAccount]:
         shapes = walked.shapes[key]
         each_row_once = all(start.each_row_once for start in shapes)
         for name, rows in groups[key].items():
-            num_copies += _count(account, rows, copies[key[0], name] if each_row_once else len(rows))
+            num_copies += _add_rows(account, rows, copies[key[0], name] if each_row_once else len(rows))
         num_rows = shapes[-1].num_rows
         begun_before = key == (0, first.epoch) and bool(first.loader_rows)
         num_before = min(first.loader_rows or 0, num_rows - num_copies) if begun_before else 0
@@ -128,11 +135,10 @@ def _is_exhausted(lineage: Lineage, walked: Walk, key: tuple[int, int]) -> bool:
     steps = lineage.parts[-1].steps
     if key != newest or not steps or steps[-1].loader_rows is None:
         return False
-    start = lineage.parts[-1].start
-    return start.num_rows - steps[-1].loader_rows < (start.loader_batch if start.drop_last else 1)
+    return lineage.parts[-1].start.rows_left(steps[-1].loader_rows) == 0
 
 
-def _copies(walked: Walk) -> Counter[tuple[int, InputName]]:
+def _count_copies(walked: Walk) -> Counter[tuple[int, InputName]]:
     """Count (stream, name) -> equal rows in the dataset: as many as one undisturbed pass has drawn."""
     seen: Counter[tuple[int, tuple[int, int], InputName]] = Counter()
     copies: Counter[tuple[int, InputName]] = Counter()
@@ -145,7 +151,7 @@ def _copies(walked: Walk) -> Counter[tuple[int, InputName]]:
     return copies
 
 
-def _count(account: EpochAccount, rows: list[Drawn], num_copies: int) -> int:
+def _add_rows(account: EpochAccount, rows: list[Drawn], num_copies: int) -> int:
     """Count the rows of one name in one epoch; returns how many of the dataset's rows they are."""
     by_fate: dict[str, list[Drawn]] = defaultdict(list)
     for row in rows:
@@ -153,11 +159,8 @@ def _count(account: EpochAccount, rows: list[Drawn], num_copies: int) -> int:
     kept = [row for row in rows if row.fate in ("trained", "dropped", "in_flight", "buffered")]
     num_due = min(num_copies, len(rows))
     num_lost = min(max(0, num_due - len(kept)), len(by_fate["lost"]))
-    for row in by_fate["lost"][: len(by_fate["lost"]) - num_lost]:
-        row.replaced = True
-    for row in kept[num_due:]:
-        row.repeated = True
-        account.repeated.append(row.name)
+    account.replaced_rows += by_fate["lost"][: len(by_fate["lost"]) - num_lost]
+    account.repeated_rows += kept[num_due:]
     name, num_trained = rows[0].name, len(by_fate["trained"])
     num_twice = min(num_due, max(0, num_trained - num_due))
     num_once = min(num_trained, num_due) - num_twice

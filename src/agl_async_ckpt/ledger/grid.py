@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from agl_async_ckpt.ledger.audit import Audit
-from agl_async_ckpt.ledger.cells import Cell
 from agl_async_ckpt.ledger.walk import Drawn
+
+
+class Cell(IntEnum):
+    """What an input was in a step. Where several share a cell, the highest shows: no loss hides behind the rest."""
+
+    NOTHING = 0
+    DONE = 1
+    TRAINED = 2
+    PULLED = 3
+    IN_FLIGHT = 4
+    DROPPED = 5
+    REPEATED = 6
+    LOST = 7
 
 
 @dataclass(frozen=True)
@@ -40,12 +53,14 @@ def build_grid(audit: Audit, *, max_height: int, max_width: int) -> Grid:
     """
     first, last = audit.first.step + 1, max(audit.last_step, audit.first.step + 1)
     rows = audit.walk.rows
+    repeated = {id(row) for epoch in audit.epochs for row in epoch.repeated_rows}
+    replaced = {id(row) for epoch in audit.epochs for row in epoch.replaced_rows}
     num_steps, num_inputs = last - first + 1, max(1, len(rows))
     height, width = min(num_inputs, max_height), min(num_steps, max_width)
     cells = np.zeros((height, width), dtype=np.uint8)
     for index, row in enumerate(rows):
         line = cells[index * height // num_inputs]
-        for begin, end, cell in _spans(row, last):
+        for begin, end, cell in _spans(row, last, is_repeated=id(row) in repeated, is_replaced=id(row) in replaced):
             left = max(0, begin - first) * width // num_steps
             right = (min(end, last) - first) * width // num_steps + 1
             if right > left:
@@ -53,7 +68,7 @@ def build_grid(audit: Audit, *, max_height: int, max_width: int) -> Grid:
     return Grid(cells, first, num_steps, num_inputs)
 
 
-def _spans(row: Drawn, last: int) -> Iterator[tuple[int, int, Cell]]:
+def _spans(row: Drawn, last: int, *, is_repeated: bool, is_replaced: bool) -> Iterator[tuple[int, int, Cell]]:
     """Return (first step, last step, what it was) of one row; later ones lie over earlier ones where they meet."""
     pulled, end = row.pulled_step, row.end_step
     if pulled is None:
@@ -66,7 +81,7 @@ def _spans(row: Drawn, last: int) -> Iterator[tuple[int, int, Cell]]:
         until = last if end is None else end if row.fate in ("lost", "unrecorded") else end - 1
         if until > pulled:
             yield pulled + 1, until, Cell.IN_FLIGHT
-    if row.repeated:
+    if is_repeated:
         yield end or pulled or row.drawn_step, last, Cell.REPEATED
     elif end is None:
         return
@@ -75,5 +90,5 @@ def _spans(row: Drawn, last: int) -> Iterator[tuple[int, int, Cell]]:
         yield end + 1, last, Cell.DONE
     elif row.fate == "dropped":
         yield end, last, Cell.DROPPED
-    elif row.fate == "lost" and not row.replaced:
+    elif row.fate == "lost" and not is_replaced:
         yield min(end + 1, last), last, Cell.LOST

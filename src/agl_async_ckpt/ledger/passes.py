@@ -18,7 +18,7 @@ class PassCounter:
         self._epoch = start.epoch
         self.rows: int | None = start.loader_rows
         """Rows of the pass that were handed out; None once it cannot be known."""
-        self._left: int | None = None if self.rows is None else num_ahead + self._left_after(self.rows + num_ahead)
+        self._left: int | None = None if self.rows is None else num_ahead + start.rows_left(self.rows + num_ahead)
 
     def draw(self, num_rows: int, *, epoch: int) -> tuple[tuple[int, int], ...]:
         """Tell the epochs of the next `num_rows` rows.
@@ -51,8 +51,3 @@ class PassCounter:
         """Go by the trainer's count alone."""
         self.rows = self._left = None
         return ((epoch, num_rows),)
-
-    def _left_after(self, rows: int) -> int:
-        """Count the rows that the pass has left: with another batch size another remainder is left out."""
-        left = self._start.num_rows - rows
-        return max(0, left // self._start.loader_batch * self._start.loader_batch if self._start.drop_last else left)

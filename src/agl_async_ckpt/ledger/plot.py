@@ -5,15 +5,13 @@ from __future__ import annotations
 import html
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agl_async_ckpt.exceptions import UsageError
 from agl_async_ckpt.ledger.audit import Audit
-from agl_async_ckpt.ledger.cells import Cell
 from agl_async_ckpt.ledger.entry import InputName, position_of
-
-if TYPE_CHECKING:
-    from agl_async_ckpt.ledger.grid import Grid
+from agl_async_ckpt.ledger.grid import Cell, Grid, build_grid
+from agl_async_ckpt.words import plural
 
 SUFFIXES = (".png", ".svg", ".html")
 
@@ -75,20 +73,16 @@ def require_suffix(path: Path) -> str:
 
 def verdict(audit: Audit) -> str:
     """Return the outcome in one line."""
-    lost, repeated = len(audit.lost), len(audit.repeated)
     if audit.holds:
         return "nothing lost, nothing repeated"
-    other = [problem.kind for problem in audit.problems if problem.kind not in ("lost", "repeated")]
-    counts = f"{lost} input{'' if lost == 1 else 's'} lost, {repeated} repeated"
-    return f"{counts}, {len(other)} other problem{'' if len(other) == 1 else 's'}" if other else counts
+    others = f", {plural(audit.num_others, 'other problem')}" if audit.num_others else ""
+    return f"{plural(len(audit.lost), 'input')} lost, {len(audit.repeated)} repeated{others}"
 
 
 def _render(audit: Audit, file_format: str) -> bytes:
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
-
-        from agl_async_ckpt.ledger.grid import build_grid
     except ImportError:
         raise UsageError("The picture needs matplotlib, which is not installed: pip install matplotlib.") from None
     grid = build_grid(audit, max_height=MAX_HEIGHT, max_width=MAX_WIDTH)
@@ -144,8 +138,7 @@ def _draw(axes: Any, audit: Audit, grid: Grid) -> None:
     shown = {Cell(int(code)) for code in set(grid.cells.ravel().tolist())}
     patches = [Patch(facecolor=COLOURS[cell], label=label) for cell, label in LABELS.items() if cell in shown]
     axes.figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, handlelength=1.2)
-    lives = len(audit.walk.resumes)
-    resumes = f"{lives} resume{'' if lives == 1 else 's'}"
+    resumes = plural(len(audit.walk.resumes), "resume")
     colour = "#000000" if audit.holds else "#a33f00"
     axes.figure.suptitle(verdict(audit), x=0.01, ha="left", fontsize=12, fontweight="bold", color=colour)
     inputs = f"{len(audit.walk.rows):,} inputs drawn from the loader"

@@ -33,8 +33,6 @@ class Drawn:
         fate: What has become of it.
         where_lost: Index of the resume that lost it.
         was_buffered: When it was lost.
-        repeated: It is more than the epoch needs.
-        replaced: It was lost, and drawn again in the same epoch: no loss.
     """
 
     name: InputName
@@ -46,8 +44,6 @@ class Drawn:
     fate: Fate = "buffered"
     where_lost: int | None = None
     was_buffered: bool = False
-    repeated: bool = False
-    replaced: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,11 +91,11 @@ def walk(lineage: Lineage) -> Walk:
     walker = _Walker()
     for index, part in enumerate(lineage.parts):
         if index == 0:
-            walker.begin(part.start)
+            walker.on_first_start(part.start)
         else:
-            walker.resume(lineage.parts[index - 1], part.start)
+            walker.on_resume(lineage.parts[index - 1], part.start)
         for step in part.steps:
-            walker.step(step)
+            walker.on_step(step)
     return walker.result
 
 
@@ -118,23 +114,23 @@ class _Walker:
 
     # --- starts -----------------------------------------------------------------------------------------------------
 
-    def begin(self, start: Start) -> None:
+    def on_first_start(self, start: Start) -> None:
         """Begin the account with what a start has put back."""
         self._take_over(start)
-        self._in_flight = [self._inherited(name, pulled=True) for name in start.in_flight]
-        self._buffered = [self._inherited(name, pulled=False) for name in start.buffered]
+        self._in_flight = [self._inherit(name, pulled=True) for name in start.in_flight]
+        self._buffered = [self._inherit(name, pulled=False) for name in start.buffered]
 
-    def resume(self, before: Part, start: Start) -> None:
+    def on_resume(self, before: Part, start: Start) -> None:
         """Compare what a start has put back with what was there when its checkpoint was written."""
         result, saved_step = self.result, before.steps[-1].step if before.steps else before.start.step
         result.resumes.append(start)
         if saved_step < start.step:
-            result.problems.append(gap(saved_step + 1, start.step, start.life))
+            result.problems.append(missing_steps(saved_step + 1, start.step, start.life))
             for row in (*self._in_flight, *self._buffered):
                 row.fate, row.end_step = "unrecorded", saved_step
             self._segment, self._shift = self._segment + 1, 0
             result.unrecorded |= {(self._stream, epoch) for epoch in range(self._epoch, start.epoch + 1)}
-            self.begin(start)
+            self.on_first_start(start)
             return
         old = [*self._in_flight, *self._buffered]
         in_flight, gone, new = _match(self._in_flight, start.in_flight)
@@ -143,9 +139,9 @@ class _Walker:
             row.was_buffered = row.fate == "buffered"
             row.fate, row.end_step, row.where_lost = "lost", start.step, len(result.resumes) - 1
         if new or new_buffered:
-            self._unexplained((*new, *new_buffered), f"life {start.life} began with", start.step)
-            in_flight += [self._inherited(name, pulled=True) for name in new]
-            buffered += [self._inherited(name, pulled=False) for name in new_buffered]
+            self._note_unexplained((*new, *new_buffered), f"life {start.life} began with", start.step)
+            in_flight += [self._inherit(name, pulled=True) for name in new]
+            buffered += [self._inherit(name, pulled=False) for name in new_buffered]
         if not gone and not new and [row.name for row in (*in_flight, *buffered)] != [row.name for row in old]:
             text = f"Life {start.life} was given back what step {start.step} held, in another order."
             result.problems.append(Problem("order", text, life=start.life, step=start.step))
@@ -187,7 +183,7 @@ class _Walker:
         self._start, self._last_step = start, start.step
         self._loader_rows, self._epoch = start.loader_rows, start.epoch + self._shift
 
-    def _inherited(self, name: InputName, *, pulled: bool) -> Drawn:
+    def _inherit(self, name: InputName, *, pulled: bool) -> Drawn:
         row = Drawn(name, None, self._segment, self._last_step)
         if pulled:
             row.fate, row.pulled_step = "in_flight", self._last_step
@@ -196,18 +192,18 @@ class _Walker:
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def step(self, step: Step) -> None:
+    def on_step(self, step: Step) -> None:
         """Move every input as one step did."""
         follows_a_gap = step.step > self._last_step + 1
         if follows_a_gap:
-            self.result.problems.append(gap(self._last_step + 1, step.step - 1, step.life))
+            self.result.problems.append(missing_steps(self._last_step + 1, step.step - 1, step.life))
             epochs = range(self._epoch, step.epoch + self._shift + 1)
             self.result.unrecorded |= {(self._stream, epoch) for epoch in epochs}
         self._buffered += self._draw(step)
         pulled, rest, unknown = _match(self._buffered, step.pulled)
         if unknown:
-            self._unexplained(unknown, "the step pulled", step.step)
-            pulled += [self._inherited(name, pulled=False) for name in unknown]
+            self._note_unexplained(unknown, "the step pulled", step.step)
+            pulled += [self._inherit(name, pulled=False) for name in unknown]
         self._buffered, left_out, _ = _match(rest, step.buffered)
         for row in left_out:
             row.fate, row.end_step = "unrecorded" if follows_a_gap else "dropped", step.step
@@ -228,8 +224,8 @@ class _Walker:
             self.result.problems.append(Problem("lost", text, tuple(row.name for row in gone), step.life, step.step))
         strangers = (*unknown_trained, *unknown_dropped, *unknown_still)
         if strangers:
-            self._unexplained(strangers, "the step had", step.step)
-        self._in_flight = still + [self._inherited(name, pulled=True) for name in unknown_still]
+            self._note_unexplained(strangers, "the step had", step.step)
+        self._in_flight = still + [self._inherit(name, pulled=True) for name in unknown_still]
         self._last_step, self._loader_rows, self._epoch = step.step, step.loader_rows, step.epoch + self._shift
 
     def _draw(self, step: Step) -> list[Drawn]:
@@ -249,7 +245,7 @@ class _Walker:
         self.result.rows += rows
         return rows
 
-    def _unexplained(self, names: Sequence[InputName], what: str, step: int) -> None:
+    def _note_unexplained(self, names: Sequence[InputName], what: str, step: int) -> None:
         text = f"Step {step}: {what} {plural(len(names), 'input')} that no earlier line of the ledger accounts for."
         self.result.problems.append(Problem("unexplained", text, tuple(names), step=step))
 
@@ -274,7 +270,7 @@ def _match(rows: Sequence[Drawn], names: Iterable[InputName]) -> tuple[list[Draw
     return found, [row for row in rows if id(row) not in taken], unknown
 
 
-def gap(first: int, last: int, life: int) -> Problem:
+def missing_steps(first: int, last: int, life: int) -> Problem:
     """Note steps without a line."""
     which = f"step {first}" if first == last else f"steps {first} to {last}"
     text = f"The ledger has no line of {which}: what was trained there cannot be told."
