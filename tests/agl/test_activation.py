@@ -21,6 +21,7 @@ import pytest
 
 from agl_async_ckpt import _logging, worker
 from agl_async_ckpt.agl import activation, internals, trainer
+from agl_async_ckpt.agl.internals import start
 from agl_async_ckpt.agl.trainer import AsyncCheckpointMixin, CheckpointOverrides, extend
 from agl_async_ckpt.exceptions import ActivationError
 from agl_async_ckpt.storage.layout import FILE_NAME
@@ -173,7 +174,7 @@ def test_plugin_works_where_the_trainer_module_is_the_first_to_import_verl() -> 
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
         cwd=REPO_DIR,
-        env={**os.environ, "VERL_USE_EXTERNAL_MODULES": "agl_async_ckpt.plugin"},
+        env={**os.environ, start.PLUGIN_VARIABLE: "json,agl_async_ckpt.plugin"},
         capture_output=True,
         text=True,
         timeout=240,

@@ -1,18 +1,15 @@
 """What the extension relies on in agent-lightning's trainer, one test per behaviour.
 
 The supported versions keep all of it; a new one that does not fails here, with the place to look at. The other parts:
-test_contracts_rollouts (rollout managers), _server (agl-server, controllers), _verl (VERL, torchdata), _start (Ray).
+test_contracts_loop (its loop), _rollouts (rollout managers), _server (agl-server, controllers), _verl (VERL,
+torchdata), _start (Ray); test_protocols compares names and signatures.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from pathlib import Path
 from typing import Any
 
-import agentlightning
 import numpy as np
 import pytest
 import tomllib
@@ -23,29 +20,11 @@ from omegaconf import OmegaConf
 
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.internals import start
-from agl_async_ckpt.storage import layout
 from tests.contract import agl
 from tests.rig.bare import bare_trainer, enqueued
 
 Trainer: Any = trainer_module.AgentLightningRayPPOTrainer
 REPO_DIR = Path(__file__).parents[3]
-
-
-def code_of(function: Any) -> ast.FunctionDef:
-    """Syntax tree of a function or method."""
-    node = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
-    assert isinstance(node, ast.FunctionDef)
-    return node
-
-
-def first_line(tree: ast.AST, code: str) -> int:
-    """Line on which a statement or expression that reads `code` stands first; 0 if nowhere."""
-    lines = [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.stmt | ast.expr) and ast.unparse(node).startswith(code)
-    ]
-    return min(lines, default=0)
 
 
 # --- versions -----------------------------------------------------------------------------------------------------
@@ -63,15 +42,6 @@ def test_installed_version_is_one_that_is_declared(package: str) -> None:
     assert requirement.specifier.contains(version(package)), f"{package} {version(package)} is not {requirement}"
 
 
-def test_agent_lightning_does_not_write_our_file_itself() -> None:
-    """No module of the installed version mentions it; one that does would be a second writer."""
-    root = Path(agentlightning.__path__[0])
-    found = [path for path in root.rglob("*.py") if layout.FILE_NAME in path.read_text(encoding="utf-8")]
-    assert not found, agl(
-        f"{layout.FILE_NAME} is written by the extension only (found in {found})", "agl/internals/process.py"
-    )
-
-
 # --- the trainer class --------------------------------------------------------------------------------------------
 
 
@@ -81,89 +51,6 @@ def test_trainer_class_is_where_the_swap_looks_for_it() -> None:
 
     assert trainer_module.__name__ == start.TRAINER_MODULE
     assert issubclass(vars(trainer_module)[start.TRAINER_CLASS], RayPPOTrainer)
-
-
-@pytest.mark.parametrize(
-    ("caller", "callee"),
-    [
-        ("fit", "_load_checkpoint"),
-        ("fit", "_train_step"),
-        ("fit", "_save_checkpoint"),
-        ("fit", "_validate"),
-        ("_train_step", "_next_train_batch_dict_for_rollout"),
-        ("_next_train_batch_dict_for_rollout", "_next_train_batch_dict_with_size"),
-        ("_train_step", "_rollout"),
-        ("_validate", "_rollout"),
-        ("_rollout", "_make_rollout_manager"),
-        ("_rollout", "_pause_and_drain_gateway"),
-        ("_pause_and_drain_gateway", "_ensure_agl_client"),
-    ],
-)
-def test_overridden_method_is_called_where_expected(caller: str, callee: str) -> None:
-    """An override that nothing calls does nothing."""
-    called = first_line(code_of(getattr(Trainer, caller)), f"self.{callee}(")
-    assert called, agl(f"{caller} calls self.{callee}", "trainer.py")
-
-
-def test_buffer_is_reset_neither_by_init_nor_by_fit() -> None:
-    """So a restored tail survives `fit()`, and a fresh start has to clear an earlier one."""
-    for method in (Trainer.__init__, Trainer.fit):
-        assert not first_line(code_of(method), "self._train_dataloader_buf"), agl(
-            f"{method.__name__} leaves _train_dataloader_buf alone", "agl/internals/trainer.py"
-        )
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "self.global_steps = 0",
-        "self.epoch = 0",
-        "self._train_dataloader_iter = None",
-        "self._carry_over_rollouts = []",
-    ],
-)
-def test_fit_resets_before_it_loads(statement: str) -> None:
-    """What `_load_checkpoint` restores is not reset after it."""
-    fit = code_of(Trainer.fit)
-    loads = first_line(fit, "self._load_checkpoint()")
-    name = statement.split(" = ")[0]
-    assigned = [
-        node.lineno
-        for node in ast.walk(fit)
-        if isinstance(node, ast.Assign) and any(ast.unparse(target) == name for target in node.targets)
-    ]
-    assert first_line(fit, statement) in range(1, loads), agl(f"fit() does {statement} before loading", "resume.py")
-    assert max(assigned) < loads, agl(f"fit() does not set {name} after loading", "resume.py")
-
-
-@pytest.mark.parametrize("counter", ["epoch", "global_steps"])
-def test_fit_adds_one_to_step_and_epoch_after_loading(counter: str) -> None:
-    """The restored epoch is set one lower for that."""
-    fit = code_of(Trainer.fit)
-    loads, adds = first_line(fit, "self._load_checkpoint()"), first_line(fit, f"self.{counter} += 1")
-    loop = next(node.lineno for node in ast.walk(fit) if isinstance(node, ast.While))
-    assert loads < adds < loop, agl(f"fit() adds 1 to {counter} between loading and its loop", "resume.py")
-
-
-def test_fit_skips_a_step_without_a_result() -> None:
-    """`_train_step` returns (metrics, batch), or None: then nothing is saved."""
-    fit = code_of(Trainer.fit)
-    assert first_line(fit, "if result is None:"), agl("_train_step may return None", "trainer.py")
-    assert first_line(fit, "metrics, step_batch = result"), agl("_train_step returns (metrics, batch)", "trainer.py")
-
-
-def test_fit_saves_by_the_config_as_it_is_after_the_step() -> None:
-    """So a step can be saved out of turn; a validation comes before, the end of the training after."""
-    fit = code_of(Trainer.fit)
-    step, decides = first_line(fit, "self._train_step("), first_line(fit, "self.config.trainer.save_freq > 0")
-    assert 0 < step < decides < first_line(fit, "self._save_checkpoint("), agl(
-        "fit() reads trainer.save_freq between step and save", "checkpoint/step_end.py"
-    )
-    assert any(
-        step < node.lineno < decides and "self._validate(" in ast.unparse(node)
-        for node in ast.walk(fit)
-        if isinstance(node, ast.stmt)
-    ), agl("fit() validates between step and save", "checkpoint/step_end.py")
 
 
 # --- pulling ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from agentlightning.verl import trainer as trainer_module
 from agentlightning.verl.agl_rollout_manager import (
     AglAsyncRolloutManager,
+    AglRolloutManager,
     EnqueuedRollout,
 )
 from omegaconf import OmegaConf
@@ -209,13 +211,15 @@ def test_rollouts_are_posted_as_json_keyword_to_the_known_url() -> None:
 class Polled:
     """A manager whose server is this object: states by id; notes what is asked, answers with empty events."""
 
-    def __init__(self, states: dict[str, str], train_rollout_n: int) -> None:
+    def __init__(self, states: dict[str, str], train_rollout_n: int, base: Any = AglAsyncRolloutManager) -> None:
         self.asked: list[str] = []
+        self.after_look: Callable[[], None] = lambda: None
         owner = self
 
-        class Manager(AglAsyncRolloutManager):
+        class Manager(base):
             def _get_rollout(self, rollout_id: str) -> Any:
                 owner.asked.append(f"get {rollout_id}")
+                owner.after_look()
                 status = {"state": states[rollout_id], "created_at": 1.0, "updated_at": 2.0}
                 return internals.rollout_record(
                     {
@@ -259,6 +263,27 @@ def test_groups_are_awaited_read_and_deleted_through_the_managers_methods() -> N
         *("events a1 raw", "events a1 triplet", "events a2 raw", "events a2 triplet", "delete a1", "delete a2"),
     ], agl("a finished group is read through _get_events and deleted through _delete_rollout", "rollout_manager.py")
     assert sorted(line for line in polled.asked if "get" in line) == ["get a1", "get a2", "get b1", "get b2"]
+
+
+@pytest.mark.parametrize("base", [AglAsyncRolloutManager, AglRolloutManager])
+def test_step_reads_the_id_of_each_rollout_anew(base: type) -> None:
+    """A rollout that is created again in the middle of a step has another id, in the same object."""
+    polled = Polled({"old": "running", "new": "succeeded"}, train_rollout_n=1, base=base)
+    [item] = items = [enqueued("a", "old")]
+
+    def renew() -> None:
+        item.rollout_id = "new"
+
+    polled.after_look = renew
+    polled.manager._create_rollouts = lambda data, is_train: items
+    if base is AglRolloutManager:
+        [completed] = polled.manager.enqueue_and_wait_until_completed({}, is_train=False)
+    else:
+        wait = polled.manager.enqueue_and_wait_until_group_completed
+        [completed], _ = wait({}, [], is_train=True, target_finished_group_num=1)
+    assert completed.rollout_id == "new"
+    asked = ["get old", "get new", "hook new", "events new raw", "events new triplet", "delete new"]
+    assert polled.asked == asked, agl("a step reads ids at each look", "agl/in_flight/recovery.py")
 
 
 def test_hook_follows_the_look_and_the_last_siblings_sample_follows_its_hook() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -49,13 +47,12 @@ def test_request_to_create_has_the_known_fields() -> None:
     )
 
 
-def test_client_is_an_http_client_with_a_retrying_post() -> None:
+def test_client_is_an_http_client_with_a_retrying_post(client: Any) -> None:
     """Health checks and deletions use the plain `request`, which does not retry."""
     assert issubclass(AgentLightningSyncClient, httpx.Client)
     assert AgentLightningSyncClient.request is httpx.Client.request
-    assert "raise_for_status" in inspect.getsource(AgentLightningSyncClient.post_with_retry), agl(
-        "post_with_retry raises for a bad status", "agl_server.py"
-    )
+    with pytest.raises(httpx.HTTPStatusError):  # agl-server has no such page
+        client.post_with_retry("/never-there")
 
 
 # --- server -------------------------------------------------------------------------------------------------------
@@ -181,26 +178,3 @@ def test_unknown_rollout_is_named_in_the_answer(client: Any, suffix: str) -> Non
     assert "never-there" in answer.text, agl("404 names the rollout", "patience.py")
     posted = client.post(f"{internals.ROLLOUTS_URL}/never-there/attempt/0/events", json={"event_type": "x", "data": {}})
     assert (posted.status_code, "never-there" in posted.text) == (404, True)
-
-
-def test_managers_ask_the_server_by_the_known_methods_only() -> None:
-    """A request by another method would not wait for a server that is away."""
-    from agentlightning.verl import agl_rollout_manager, trainer
-
-    source = inspect.getsource(agl_rollout_manager) + inspect.getsource(trainer).replace(" client.", " self.client.")
-    source = source.replace("self._ensure_agl_client().", "self.client.")
-    methods = set(re.findall(r"self\.client\.(\w+)\(", source))
-    assert methods == {"get", "post", "delete", "post_with_retry"}, agl("calls of the client", "patience.py")
-
-
-def test_step_reads_the_id_of_each_rollout_anew() -> None:
-    """A rollout that is created again in the middle of a step has another id, in the same object."""
-    from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager, AglRolloutManager
-
-    step = inspect.getsource(AglAsyncRolloutManager.enqueue_and_wait_until_group_completed)
-    looked_at, _, after = step.partition("self._get_rollout(enqueued_rollout.rollout_id)")
-    assert "active_rollouts = carry_over_enqueued_rollouts + enqueued_rollouts" in looked_at
-    assert "finished_rollout_ids.add(enqueued_rollout.rollout_id)" in after, agl("ids of a step", "recovery.py")
-    validation = inspect.getsource(AglRolloutManager.enqueue_and_wait_until_completed)
-    assert "pending_rollouts = list(enqueued_rollouts)" in validation, agl("ids of a validation", "recovery.py")
-    assert "rollout_id = enqueued_rollout.rollout_id" in validation.partition("while")[2]

@@ -147,17 +147,6 @@ def test_stop_that_crosses_ray_ends_a_script_that_knows_nothing_of_it() -> None:
     assert pickle.loads(pickle.dumps(again)).args == stopped.args
 
 
-def test_verl_imports_what_the_plugin_variable_names() -> None:
-    """Separated by commas, inside its own import."""
-    import verl
-
-    source = inspect.getsource(verl)
-    assert f'os.getenv("{start.PLUGIN_VARIABLE}"' in source, broken(
-        "verl", f"{start.PLUGIN_VARIABLE} names modules to import", used_in="plugin.py"
-    )
-    assert 'split(",")' in source
-
-
 def test_verls_environment_for_workers_is_where_we_take_it_from() -> None:
     """The same function that agent-lightning's `run_ppo` asks."""
     from verl.trainer import constants_ppo, main_ppo

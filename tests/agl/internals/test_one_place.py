@@ -24,7 +24,15 @@ OF_PYTHON = {"_exit", "_replace"}
 
 
 def nodes(file: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(file.read_text()))
+    """What runs in a module: the base class of a mixin may be named for the type checker."""
+    to_do: list[ast.AST] = [ast.parse(file.read_text())]
+    while to_do:
+        node = to_do.pop()
+        yield node
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            to_do += node.orelse
+        else:
+            to_do += ast.iter_child_nodes(node)
 
 
 def is_private(name: str) -> bool:
