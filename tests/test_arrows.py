@@ -154,8 +154,8 @@ def test_no_two_modules_import_each_other() -> None:
         ("agl/internals/loader.py", "from agl_async_ckpt.agl.save import save", "agl_async_ckpt.agl.save"),
         (
             "agl/inputs/fingerprint.py",
-            "import agl_async_ckpt.agl.in_flight.settle",
-            "agl_async_ckpt.agl.in_flight.settle",
+            "import agl_async_ckpt.agl.in_flight.standing",
+            "agl_async_ckpt.agl.in_flight.standing",
         ),
         ("agl/stop/leaving.py", "from agl_async_ckpt.agl.save import save", "agl_async_ckpt.agl.save"),
         ("ledger/passes.py", "def draw():\n    import torchdata.nodes", "torchdata.nodes"),

@@ -18,9 +18,6 @@ from typing import Any
 import psutil
 import pytest
 
-if sys.platform != "linux":
-    pytest.skip("needs prctl", allow_module_level=True)
-
 from cpu_training import processes as processes_module
 from cpu_training.demo import parse_arguments
 from cpu_training.hook_values import HOOKS, answer_of, hook_file, reward_of, trained_rows

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def _groups(rollouts: Iterable[Any]) -> dict[str, Any]:
-    """Data id -> one rollout of each prompt group, in order."""
+    """Return data id -> one rollout of each prompt group, in order."""
     return {rollout.data_id: rollout for rollout in rollouts}
 
 
@@ -246,7 +246,7 @@ class Recorder:
         return list(self._pulled) if len(names) == len(self._pulled) else names
 
     def _recalled(self, groups: Mapping[str, Any], step: int, source: Ledger | None) -> dict[str, InputName]:
-        """Names of prompt groups that a resume from `step` has put back, by data id.
+        """Return the names of prompt groups that a resume from `step` has put back, by data id.
 
         They are those that the line of that step leaves in flight. If several lives have done the step, the one that
         fits the requests best, for hooks may change them; if equally, the latest. Without a line the request's own.

@@ -129,7 +129,7 @@ def _begin_ledger(
 
 
 def _begin_plain_ledger(trainer: internals.Trainer, extension: Extension) -> None:
-    """Likewise where VERL alone has loaded."""
+    """Note in the ledger what a life begins with that VERL alone has loaded."""
     step_dir = verl_choice(trainer) if trainer.global_steps else None
     kind: ResumeKind = "none"
     if trainer.global_steps:
@@ -139,7 +139,7 @@ def _begin_plain_ledger(trainer: internals.Trainer, extension: Extension) -> Non
 
 
 def _rows_of(loader_state: Mapping[str, Any] | None) -> int | None:
-    """Rows of the pass that the loader has handed out; a state after the end of a pass opens a new one."""
+    """Return the rows of the pass that the loader has handed out; a state after its end opens a new one."""
     if not loader_state or pass_has_ended(loader_state):
         return 0
     return rows_yielded(loader_state)
@@ -171,7 +171,7 @@ def _verified_state(extension: Extension, step_dir: Path) -> InputState | None:
 
 
 def _fits(trainer: internals.Trainer, extension: Extension, state: InputState, step_dir: Path) -> bool:
-    """Whether a state may be put back; False if it does not fit this run and is to be dropped.
+    """Tell whether a state may be put back; False if it does not fit this run and is to be dropped.
 
     Raises:
         StateMismatchError: It does not fit, and is not to be dropped.

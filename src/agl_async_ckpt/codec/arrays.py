@@ -195,7 +195,7 @@ def pack_tensor(tensor: torch.Tensor, lender: Lender | None = None) -> Any:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a value for each of its elements."""
+    """Tell whether a tensor has a value for each of its elements."""
     return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
 
 

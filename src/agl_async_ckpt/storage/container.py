@@ -106,7 +106,7 @@ def read_verified(path: str | os.PathLike[str], where: str = "") -> tuple[Traile
 
 
 def is_whole_zip(path: str | os.PathLike[str]) -> bool:
-    """Whether a file looks like a complete torch zip with no comment, judged by its two ends."""
+    """Tell whether a file looks like a complete torch zip with no comment, judged by its two ends."""
     try:
         with _open(path) as file:
             return file.ends_whole(file.read(max(0, file.size - END_RECORD.size), END_RECORD.size), file.size)
@@ -184,7 +184,7 @@ class _File:
         return self.size - len(comment), comment
 
     def ends_whole(self, end_record: bytes, end: int) -> bool:
-        """Whether the first entry is at 0, and the directory ends right before the end record, which ends at `end`."""
+        """Tell whether the first entry is at 0, and the directory right before the end record, which ends at `end`."""
         if len(end_record) != END_RECORD.size or not end_record.startswith(_SIGNATURE):
             return False
         _, *_, directory_bytes, directory_at, _ = END_RECORD.unpack(end_record)

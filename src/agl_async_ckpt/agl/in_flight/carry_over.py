@@ -126,7 +126,7 @@ class InFlight:
         return {rollout_id for rollout_id, known in self.tracked.items() if not known.is_train}
 
     def wants_events(self, rollout_id: str, *, hooks_act: bool) -> bool:
-        """Whether the events of a rollout that has ended are to be fetched and kept, or renewed.
+        """Tell whether the events of a rollout that has ended are to be fetched and kept, or renewed.
 
         Args:
             rollout_id: Of a tracked one.
@@ -146,7 +146,7 @@ class InFlight:
         known = self.tracked.get(rollout_id, Tracked())
         return () if known.finished is None else known.finished.raw_events
 
-    def cross_gap(self) -> None:
+    def note_outage(self) -> None:
         """Note that the server was away: agents that asked for it meanwhile may fail of it."""
         for known in self.tracked.values():
             known.doubted = known.doubted or known.finished is None
@@ -283,7 +283,7 @@ class InFlight:
         return noted
 
     def owns(self, record: Mapping[str, Any]) -> bool:
-        """Whether a rollout of the server was created by this run: by the tag of `outgoing`."""
+        """Tell whether a rollout of the server was created by this run: by the tag of `outgoing`."""
         return (record.get("metadata") or {}).get(RUN_ID_KEY) == self.run_id
 
     def rename(self, old_id: str, new_id: str) -> None:

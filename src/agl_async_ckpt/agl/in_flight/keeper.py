@@ -97,7 +97,7 @@ class RolloutKeeper:
         self._trainer = trainer
         self._config = config
         self.groups = InFlight(run_id=run.run_id, mode=config.in_flight, max_bytes=config.in_flight_max_bytes)
-        self.patience = Patience(config.server_wait_s, self.groups.cross_gap, on_wait)
+        self.patience = Patience(config.server_wait_s, self.groups.note_outage, on_wait)
         self.outcome = Outcome()
         self._proof = ProofOfLife(folder, run.run_id, lambda: is_latest_life(folder, run))
         self._policy = Policy(

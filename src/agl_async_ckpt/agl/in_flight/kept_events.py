@@ -36,18 +36,18 @@ def _packed(events: list[Any]) -> PackedEvents:
 
 
 def json_bytes(finished: FinishedRollout) -> int:
-    """Size of a kept rollout as JSON, bytes."""
+    """Return the size of a kept rollout as JSON, bytes."""
     packed = map(PackedEvents.pack, (finished.raw_events, finished.triplet_events))
     return len(json.dumps(finished.record)) + sum(events.num_bytes for events in packed)
 
 
 def has_reward(finished: FinishedRollout) -> bool:
-    """Whether a reward is among the kept events; an agent may post it after its rollout has ended."""
+    """Tell whether a reward is among the kept events; an agent may post it after its rollout has ended."""
     return REWARD in PackedEvents.pack(finished.raw_events).event_types
 
 
 def has_answer(triplet_events: Iterable[Any]) -> bool:
-    """Whether agent-lightning trains anything of these events: it leaves out errors and answers without tokens."""
+    """Tell whether agent-lightning trains anything of these events: it leaves out errors and answers without tokens."""
     return any(event.event_type == MODEL_REQUEST and _is_answer(event.data) for event in triplet_events)
 
 

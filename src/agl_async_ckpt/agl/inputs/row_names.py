@@ -142,7 +142,7 @@ def _cells(column: Any) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 def knows_positions(dataset: Any) -> bool:
-    """Whether the index column of a dataset holds the positions of its rows, as four of them show.
+    """Tell whether the index column of a dataset holds the positions of its rows, as four of them show.
 
     agent-lightning's dataset fills it with 0 where a row tells no index, and a filtered one keeps the old numbers. What
     a dataset of one's own has there is not asked: its code may draw from the trainer's generators.

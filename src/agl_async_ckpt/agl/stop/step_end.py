@@ -96,7 +96,7 @@ class StepEnd:
         return {}
 
     def leave_validation(self) -> None:
-        """Called by whatever waits: leave a validation if a stop is asked for.
+        """Leave a validation if a stop is asked for; whatever waits calls this.
 
         Raises:
             ValidationLeft: One is.
@@ -165,7 +165,7 @@ class StepEnd:
         return self.request is not None
 
     def _reason(self) -> str | None:
-        """Why the step that has just ended must be saved, whatever `save_freq` says; None if it need not be."""
+        """Tell why the step that has just ended must be saved, whatever `save_freq` says; None if it need not be."""
         if self._asked_to_stop():
             return "the training is to stop"
         every = self._config.save_every_minutes
@@ -201,7 +201,7 @@ class StepEnd:
             trainer.global_steps = global_steps
 
     def _stopped(self, loaded_step: int) -> TrainingStopped:
-        """What to raise once everything is saved.
+        """Return what to raise once everything is saved.
 
         Args:
             loaded_step: Where this `fit()` began; used if it has trained nothing.
