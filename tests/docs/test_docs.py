@@ -9,9 +9,10 @@ import re
 from pathlib import Path
 
 from agl_async_ckpt import exceptions
+from agl_async_ckpt.agl.in_flight.keeper import Outcome
 from agl_async_ckpt.agl.report import ResumeReport
 from agl_async_ckpt.config import AsyncCheckpointConfig
-from agl_async_ckpt.folder.decision import Position
+from tests.golden.sample import small_state
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ def test_metrics_page_lists_every_metric() -> None:
                 dicts = [node for node in ast.walk(function) if isinstance(node, ast.Dict)]
                 per_step |= {key.value for node in dicts for key in node.keys if isinstance(key, ast.Constant)}
     assert per_step
-    report = ResumeReport(Path("x"), "", Position(1, 1, {"num_carry_over_groups": 0}))
+    report = ResumeReport(Path("x"), "", small_state(), Outcome())
     assert {name_of(row[0]) for row in table_rows("metrics.md")} == per_step | set(report.metrics())
 
 
