@@ -160,6 +160,11 @@ class _UnfitError(Exception):
     """A value is not as declared; `build` says which."""
 
 
+@cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
+
+
 def _fit(value: Any, kind: Any) -> Any:
     """Return a value of JSON as one of `kind`."""
     given = cast("type[Any]", type(value))
@@ -167,7 +172,7 @@ def _fit(value: Any, kind: Any) -> Any:
         return float(value)
     if given is kind and (kind is not float or math.isfinite(value)):
         return value
-    origin, args = get_origin(kind), get_args(kind)
+    origin, args = _parts(kind)
     if origin is Annotated:
         found = _fit(value, args[0])
         args[1].require(found if isinstance(found, int | float) else len(found))
@@ -191,7 +196,7 @@ def _fit_all(values: list[Any], kind: Any) -> Iterable[Any]:
 
 
 def _words(kind: Any) -> str:
-    origin, args = get_origin(kind), get_args(kind)
+    origin, args = _parts(kind)
     if origin is Annotated:
         return f"{_words(args[0])} {args[1]}"
     if origin in (Union, UnionType, Literal):
