@@ -78,7 +78,7 @@ def test_restored_siblings_do_not_share_their_input() -> None:
 
 
 def test_similar_inputs_are_not_taken_for_equal() -> None:
-    """1, 1.0, True and "1", the order of keys, the type and bytes of arrays, all tell inputs apart."""
+    """1, 1.0, True and "1", the order of keys, the type and bytes of arrays, a path: all tell inputs apart."""
     import numpy as np
 
     values = [
@@ -86,6 +86,7 @@ def test_similar_inputs_are_not_taken_for_equal() -> None:
         *({"a": 1, "b": 2}, {"b": 2, "a": 1}, {1: 2}, {"1": 2}, [1], (1,), {"$type": "tuple", "items": [1]}),
         *(torch.zeros(2), torch.zeros(2, dtype=torch.int32), torch.zeros(1, 2), torch.ones(2), np.zeros(2)),
         *(bytes(2000), bytes(2001), np.zeros(2, dtype=np.float32)),
+        *({"bytes": b"x", "path": "/a.png"}, {"bytes": b"x", "path": "/b.png"}),
     ]
     rollouts = [InFlightRollout(enqueued(index, value)) for index, value in enumerate(values)]
     assert len(encode_state(state_of(*rollouts))["shared"]) == len(values)

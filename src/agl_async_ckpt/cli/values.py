@@ -19,8 +19,12 @@ def plain(value: Any, depth: int = 0) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, bytes | bytearray):
         return f"<{len(value)} bytes>"
-    if hasattr(value, "dtype") and hasattr(value, "shape"):  # of torch or numpy
-        return _array(value, depth)
+    if is_array(value):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"<{dtype} {list(value.shape)}>"
+    if isinstance(value, _tensors()):
+        item = value.item()
+        return str(item) if type(item) is type(value) else plain(item, depth + 1)  # a long double has no plain value
     if isinstance(value, dt.datetime | dt.date | dt.time):
         return value.isoformat()
     if depth >= MAX_DEPTH:
@@ -40,12 +44,12 @@ def short(value: Any) -> str:
 
 def is_array(value: Any) -> bool:
     """Tell whether a value is a tensor or an array with elements of its own, and no single number or text."""
-    return hasattr(value, "dtype") and getattr(value, "ndim", 0) > 0
+    return isinstance(value, _tensors()) and value.ndim > 0
 
 
-def _array(value: Any, depth: int) -> Any:
-    if not is_array(value) and hasattr(value, "item"):
-        item = value.item()
-        return str(item) if hasattr(item, "dtype") else plain(item, depth + 1)
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"<{dtype} {list(value.shape)}>"
+def _tensors() -> tuple[type[Any], ...]:
+    """Import what a file's values may be; the command starts without."""
+    import numpy as np
+    import torch
+
+    return np.ndarray, np.generic, torch.Tensor

@@ -40,7 +40,7 @@ class Ledger:
         return self.entries[-1] if self.entries else None
 
 
-def ledger_path(path: Path) -> Path:
+def _ledger_path(path: Path) -> Path:
     """Return the ledger of an output folder, of a step folder in one, or the file itself, whatever it is called."""
     if path.name == LEDGER_NAME or path.is_file():
         return path
@@ -59,7 +59,7 @@ def read_ledger(path: Path) -> Ledger:
         CheckpointNotFoundError: There is no ledger.
         DamagedStateError: It cannot be read, or holds no line that can.
     """
-    file = ledger_path(path)
+    file = _ledger_path(path)
     try:
         content = read_small(file, _MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
