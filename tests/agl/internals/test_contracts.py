@@ -125,7 +125,7 @@ def test_pull_counts_an_epoch_at_the_end_of_the_loader() -> None:
     trainer = pulling_trainer([[0, 1], [2, 3]], size=4)
     trainer._train_dataloader_iter = iter(trainer.train_dataloader[1:])
     assert pull(trainer) == [2, 3, 0, 1], agl("a pull uses the iterator that is set", "agl/internals/trainer.py")
-    assert trainer.epoch == 2, agl("a pull adds 1 to epoch when the loader has ended", "save.py")
+    assert trainer.epoch == 2, agl("a pull adds 1 to epoch when the loader has ended", "agl/save.py")
 
 
 def test_pull_of_nothing_raises() -> None:

@@ -88,7 +88,7 @@ def test_rollout_reads_the_carry_over_after_models_are_registered() -> None:
         "delete_model",
         "register_model",
         "enqueue with ['new id']",
-    ], agl("_rollout deletes and registers models, then reads the carry-over", "rollout_manager.py")
+    ], agl("_rollout deletes and registers models, then reads the carry-over", "agl/in_flight/rollout_manager.py")
 
 
 def test_validation_registers_models_too_before_it_enqueues() -> None:
@@ -137,7 +137,9 @@ def test_drain_waits_for_the_state_that_is_judged() -> None:
             return SimpleNamespace(json=lambda: {drain.NUM_IN_FLIGHT: next(counts)}, raise_for_status=lambda: None)
 
     bare_trainer(_agl_client=Client())._pause_and_drain_gateway(reason="test")
-    assert asked == ["/proxy/pause", drain.STATE_URL, drain.STATE_URL], agl("the drain polls /proxy/state", "drain.py")
+    assert asked == ["/proxy/pause", drain.STATE_URL, drain.STATE_URL], agl(
+        "the drain polls /proxy/state", "agl/in_flight/drain.py"
+    )
 
 
 # --- the rollout managers -----------------------------------------------------------------------------------------
@@ -155,7 +157,9 @@ def test_enqueued_rollout_has_the_known_fields() -> None:
         *("data_id", "rollout_id", "step", "sample_idx_in_step"),
         *("enqueue_time", "input", "running_at", "finished_at"),
     }
-    assert set(EnqueuedRollout.model_fields) == known, agl(f"EnqueuedRollout has the fields {known}", "carry_over.py")
+    assert set(EnqueuedRollout.model_fields) == known, agl(
+        f"EnqueuedRollout has the fields {known}", "agl/in_flight/carry_over.py"
+    )
 
 
 def test_enqueued_rollout_comes_back_from_its_fields() -> None:
@@ -197,11 +201,13 @@ def test_rollouts_are_posted_as_json_keyword_to_the_known_url() -> None:
     maker.client = PostingClient()
     made = maker._create_rollouts({"question": np.array(["a", "b"], dtype=object)}, is_train=True)
     [(url, requests)] = maker.client.posted
-    assert url == internals.ROLLOUTS_URL, agl("rollouts are posted to /api/rollouts", "rollout_manager.py")
+    assert url == internals.ROLLOUTS_URL, agl(
+        "rollouts are posted to /api/rollouts", "agl/in_flight/rollout_manager.py"
+    )
     assert [item["rollout_id"] for item in requests] == [item.rollout_id for item in made]
     assert [item["metadata"]["sibling"] for item in requests] == [1, 2, 3, 4]
     expected = {*carry_over.REQUEST_KEYS, "rollout_id"}
-    assert set(requests[0]) == expected, agl(f"a posted rollout has the keys {expected}", "carry_over.py")
+    assert set(requests[0]) == expected, agl(f"a posted rollout has the keys {expected}", "agl/in_flight/carry_over.py")
     assert [item.sample_idx_in_step for item in made] == [0, 0, 1, 1]
     assert requests[0]["config"] == internals.default_rollout_config(maker), agl(
         "_rollout_config is what is posted when no hook changes it", "agl/internals/rollouts.py"
@@ -261,7 +267,10 @@ def test_groups_are_awaited_read_and_deleted_through_the_managers_methods() -> N
     )
     assert [line for line in polled.asked if "get" not in line and "hook" not in line] == [
         *("events a1 raw", "events a1 triplet", "events a2 raw", "events a2 triplet", "delete a1", "delete a2"),
-    ], agl("a finished group is read through _get_events and deleted through _delete_rollout", "rollout_manager.py")
+    ], agl(
+        "a finished group is read through _get_events and deleted through _delete_rollout",
+        "agl/in_flight/rollout_manager.py",
+    )
     assert sorted(line for line in polled.asked if "get" in line) == ["get a1", "get a2", "get b1", "get b2"]
 
 
@@ -283,7 +292,7 @@ def test_step_reads_the_id_of_each_rollout_anew(base: type) -> None:
         [completed], _ = wait({}, [], is_train=True, target_finished_group_num=1)
     assert completed.rollout_id == "new"
     asked = ["get old", "get new", "hook new", "events new raw", "events new triplet", "delete new"]
-    assert polled.asked == asked, agl("a step reads ids at each look", "agl/in_flight/recovery.py")
+    assert polled.asked == asked, agl("a step reads ids at each look", "agl/in_flight/keeper.py")
 
 
 def test_hook_follows_the_look_and_the_last_siblings_sample_follows_its_hook() -> None:
@@ -293,7 +302,7 @@ def test_hook_follows_the_look_and_the_last_siblings_sample_follows_its_hook() -
     polled.manager.enqueue_and_wait_until_group_completed({}, items, is_train=True, target_finished_group_num=1)
     assert polled.asked[:8] == [
         *("get b1", "get b2", "hook b2", "get a1", "hook a1", "get a2", "failed hook a2", "events a1 raw"),
-    ], agl("the hook of a rollout is run right after the look that finds it ended", "rollout_manager.py")
+    ], agl("the hook of a rollout is run right after the look that finds it ended", "agl/in_flight/rollout_manager.py")
 
 
 def test_manager_holds_the_hooks_that_it_calls() -> None:

@@ -62,4 +62,6 @@ def test_verl_keeps_the_newest_entries_of_its_own_list(tmp_path: Path, number: i
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3", "4"], f"VERL {verl_version()}"
     group.save_checkpoint(str(tmp_path / "5"), None, 5, max_ckpt_to_keep=number)
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["3", "4", "5"][-number:], f"VERL {verl_version()} counts its saves in another way (retention.py)"
+    assert left == ["3", "4", "5"][-number:], (
+        f"VERL {verl_version()} counts its saves in another way (agl/internals/saved_models.py)"
+    )

@@ -36,14 +36,18 @@ def create(client: Any, *rollout_ids: str, **values: Any) -> list[dict[str, Any]
 
 def test_states_of_a_rollout_are_the_known_ones() -> None:
     """Listing by state would miss those of a new state."""
-    assert {state.value for state in RolloutState} == set(agl_server.STATES), agl("rollout states", "agl_server.py")
-    assert {state.value for state in TERMINAL_STATES} == set(agl_server.ENDED), agl("final states", "agl_server.py")
+    assert {state.value for state in RolloutState} == set(agl_server.STATES), agl(
+        "rollout states", "agl/in_flight/agl_server.py"
+    )
+    assert {state.value for state in TERMINAL_STATES} == set(agl_server.ENDED), agl(
+        "final states", "agl/in_flight/agl_server.py"
+    )
 
 
 def test_request_to_create_has_the_known_fields() -> None:
     """A request is kept by these names and posted again."""
     assert set(RolloutCreate.model_fields) == {*carry_over.REQUEST_KEYS, "rollout_id"}, agl(
-        "RolloutCreate has input, is_train, config, metadata, rollout_id", "carry_over.py"
+        "RolloutCreate has input, is_train, config, metadata, rollout_id", "agl/in_flight/carry_over.py"
     )
 
 
@@ -63,14 +67,18 @@ def test_created_rollout_keeps_metadata_of_ours(client: Any) -> None:
     metadata = {carry_over.RUN_ID_KEY: "run", carry_over.REPLACES_KEY: "old", "of_a_hook": [1]}
     create(client, "a", metadata=metadata)
     listed = agl_server.list_rollouts(client)["a"]["metadata"]
-    assert {key: listed[key] for key in metadata} == metadata, agl("metadata takes extra keys", "carry_over.py")
+    assert {key: listed[key] for key in metadata} == metadata, agl(
+        "metadata takes extra keys", "agl/in_flight/carry_over.py"
+    )
 
 
 def test_known_id_is_returned_unchanged_when_posted_again(client: Any) -> None:
     """So a retried post is safe, and an old id cannot be used for a new request."""
     create(client, "a", input={"q": "first"})
     [again] = create(client, "a", input={"q": "second"})
-    assert again["input"] == {"q": "first"}, agl("a known rollout_id returns the existing record", "agl_server.py")
+    assert again["input"] == {"q": "first"}, agl(
+        "a known rollout_id returns the existing record", "agl/in_flight/agl_server.py"
+    )
 
 
 def test_list_holds_every_rollout_in_order_of_creation(client: Any) -> None:
@@ -78,7 +86,7 @@ def test_list_holds_every_rollout_in_order_of_creation(client: Any) -> None:
     ids = [f"{number}" for number in range(501)]
     create(client, *ids)
     records = agl_server.list_rollouts(client)
-    assert list(records) == ids, agl("GET /api/rollouts honours state_in and limit", "agl_server.py")
+    assert list(records) == ids, agl("GET /api/rollouts honours state_in and limit", "agl/in_flight/agl_server.py")
     status = records["0"]["status"]
     assert status["state"] == "queuing"
     assert 1e9 < status["created_at"] <= status["updated_at"] < 1e11
@@ -96,8 +104,8 @@ def test_server_answers_for_the_gateway_state(client: Any) -> None:
     """With the time of its own clock in each answer."""
     assert agl_server.num_proxied_requests(client) == 0
     answer = client.get(drain.STATE_URL)
-    assert answer.json()[drain.NUM_IN_FLIGHT] == 0, agl("/proxy/state has inflight", "drain.py")
-    assert answer.headers["date"].endswith("GMT"), agl("answers carry a Date header", "liveness.py")
+    assert answer.json()[drain.NUM_IN_FLIGHT] == 0, agl("/proxy/state has inflight", "agl/in_flight/drain.py")
+    assert answer.headers["date"].endswith("GMT"), agl("answers carry a Date header", "folder/liveness.py")
 
 
 def test_kept_reward_reads_as_the_server_would_serve_it(client: Any) -> None:
@@ -113,8 +121,10 @@ def test_kept_reward_reads_as_the_server_would_serve_it(client: Any) -> None:
     event = internals.recorded_event("a", "0", EventCreate(event_type="reward", data=data))
     event = event.model_copy(update={"timestamp": posted["timestamp"]})
     kept, _ = kept_events.with_event(FinishedRollout(record={}), event)
-    assert list(kept.raw_events) == served["raw"], agl("raw events", "kept_events.py")
-    assert list(kept.triplet_events) == served["triplet"], agl("triplet form of a reward", "kept_events.py")
+    assert list(kept.raw_events) == served["raw"], agl("raw events", "agl/in_flight/kept_events.py")
+    assert list(kept.triplet_events) == served["triplet"], agl(
+        "triplet form of a reward", "agl/in_flight/kept_events.py"
+    )
 
 
 # --- controllers --------------------------------------------------------------------------------------------------
@@ -157,14 +167,18 @@ def test_local_controller_never_starts_an_id_again() -> None:
         assert reconciler._rid_to_proc["seen"].proc is ended
 
     asyncio.run(tick())
-    assert patches == ["running", "succeeded"], agl("a seen id is finished without a start", "carry_over.py")
+    assert patches == ["running", "succeeded"], agl(
+        "a seen id is finished without a start", "agl/in_flight/carry_over.py"
+    )
 
 
 def test_kubernetes_job_is_named_after_the_rollout_id() -> None:
     """The same id meets the old job again: why an in-flight rollout gets a new id there too."""
     from agentlightning.controller.k8s_reconciler import build_job_name
 
-    assert build_job_name("a") == "agl-rollout-a", agl("the job name is made of the rollout id", "carry_over.py")
+    assert build_job_name("a") == "agl-rollout-a", agl(
+        "the job name is made of the rollout id", "agl/in_flight/carry_over.py"
+    )
 
 
 # --- what an outage relies on --------------------------------------------------------------------------------------
@@ -175,6 +189,6 @@ def test_unknown_rollout_is_named_in_the_answer(client: Any, suffix: str) -> Non
     """So "not found" of something before the server is not taken for a server that has lost the rollout."""
     answer = client.get(f"{internals.ROLLOUTS_URL}/never-there{suffix}")
     assert answer.status_code == 404
-    assert "never-there" in answer.text, agl("404 names the rollout", "patience.py")
+    assert "never-there" in answer.text, agl("404 names the rollout", "agl/in_flight/patience.py")
     posted = client.post(f"{internals.ROLLOUTS_URL}/never-there/attempt/0/events", json={"event_type": "x", "data": {}})
     assert (posted.status_code, "never-there" in posted.text) == (404, True)

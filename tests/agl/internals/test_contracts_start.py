@@ -47,7 +47,9 @@ def test_run_ppo_drops_verls_environment_if_the_config_names_any(monkeypatch: py
     [stock] = started_with(monkeypatch)
     assert "NCCL_DEBUG" in stock["runtime_env"]["env_vars"]
     [named] = started_with(monkeypatch, f"{start.RUNTIME_ENV}.env_vars.A=b")
-    assert named["runtime_env"]["env_vars"] == {"A": "b"}, agl("env_vars of the config replace VERL's", "entrypoint.py")
+    assert named["runtime_env"]["env_vars"] == {"A": "b"}, agl(
+        "env_vars of the config replace VERL's", "agl/entrypoint.py"
+    )
 
 
 def test_run_ppo_ignores_the_config_in_an_initialised_ray(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +62,7 @@ def test_task_runner_imports_the_trainer_when_it_runs() -> None:
     assert start.TRAINER_CLASS not in vars(upstream)
     source = inspect.getsource(upstream)
     assert f"from {start.TRAINER_MODULE} import {start.TRAINER_CLASS}" in source, agl(
-        "the task runner imports the trainer class by name", "activation.py"
+        "the task runner imports the trainer class by name", "agl/activation.py"
     )
 
 
@@ -83,7 +85,7 @@ def test_ray_refuses_a_hook_of_the_job_beside_ours() -> None:
     other = RuntimeEnv(worker_process_setup_hook="mine.setup")
     for job in (ours, other):
         assert _merge_runtime_env(job, ours) is None, broken(
-            "ray", "a job and ray.init cannot both set a worker hook", used_in="entrypoint.py"
+            "ray", "a job and ray.init cannot both set a worker hook", used_in="agl/entrypoint.py"
         )
     assert _merge_runtime_env(RuntimeEnv(env_vars={"A": "b"}), ours) is not None
     assert _merge_runtime_env(ours, ours, override=True) == {"worker_process_setup_hook": worker.SETUP_HOOK}
@@ -97,13 +99,17 @@ def test_run_ppo_initialises_ray_by_the_name_that_is_replaced(monkeypatch: pytes
     import ray._private.services as services
     import ray._private.worker as ray_worker
 
-    assert len(started_with(monkeypatch)) == 1, agl("run_ppo calls ray.init", "entrypoint.py")
+    assert len(started_with(monkeypatch)) == 1, agl("run_ppo calls ray.init", "agl/entrypoint.py")
     source = inspect.getsource(ray_worker.init)
     for text in ("set_sigterm_handler(sigterm_handler)", "sys.exit(signum)"):
-        assert text in source, broken("ray", "ray.init ends at a SIGTERM with its number", used_in="signals.py")
+        assert text in source, broken(
+            "ray", "ray.init ends at a SIGTERM with its number", used_in="agl/stop/signals.py"
+        )
     source = inspect.getsource(services.start_ray_process)
-    assert "preexec_fn=preexec_fn" in source, broken("ray", "forks with a preexec_fn", used_in="signals.py")
-    assert "set_kill_on_parent_death_linux()" in source, broken("ray", "ends with the driver", used_in="signals.py")
+    assert "preexec_fn=preexec_fn" in source, broken("ray", "forks with a preexec_fn", used_in="agl/stop/signals.py")
+    assert "set_kill_on_parent_death_linux()" in source, broken(
+        "ray", "ends with the driver", used_in="agl/stop/signals.py"
+    )
 
 
 def test_store_of_ray_takes_a_value_under_a_key_of_a_namespace() -> None:

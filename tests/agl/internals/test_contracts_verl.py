@@ -115,12 +115,14 @@ def test_save_publishes_after_the_models(tmp_path: Path) -> None:
     trainer.global_steps = 3
     trainer._save_checkpoint()
     assert trainer.notes == [("save", f"global_step_3/{name}", False) for name in layout.MODEL_FOLDERS], verl(
-        "models are saved to actor/ and critic/ before the tracker is written", "layout.py"
+        "models are saved to actor/ and critic/ before the tracker is written", "storage/layout.py"
     )
     folder = internals.step_folder(trainer)
     assert folder == tmp_path / "global_step_3"
-    assert (folder / layout.LOADER_FILE_NAME).exists(), verl("the loader state is data.pt", "layout.py")
-    assert (tmp_path / layout.TRACKER_NAME).read_text() == "3", verl("the tracker holds the bare step", "steps.py")
+    assert (folder / layout.LOADER_FILE_NAME).exists(), verl("the loader state is data.pt", "storage/layout.py")
+    assert (tmp_path / layout.TRACKER_NAME).read_text() == "3", verl(
+        "the tracker holds the bare step", "folder/steps.py"
+    )
 
 
 def test_asynchronous_save_does_not_write_the_tracker(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_asynchronous_save_does_not_write_the_tracker(tmp_path: Path) -> None:
     assert internals.saves_asynchronously(trainer)
     trainer.global_steps = 3
     trainer._save_checkpoint()
-    assert not (tmp_path / layout.TRACKER_NAME).exists(), verl("async_save leaves the tracker alone", "seal.py")
+    assert not (tmp_path / layout.TRACKER_NAME).exists(), verl("async_save leaves the tracker alone", "folder/seal.py")
 
 
 def test_load_follows_the_tracker(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_load_takes_an_explicit_absolute_path(tmp_path: Path) -> None:
     saved(tmp_path, step=4)
     trainer = verl_trainer(tmp_path, resume_mode="resume_path", resume_from_path=str(folder))
     trainer._load_checkpoint()
-    assert trainer.global_steps == 3, verl("resume_path decides", "resume.py")
+    assert trainer.global_steps == 3, verl("resume_path decides", "agl/resume.py")
 
 
 def test_load_of_nothing_leaves_the_trainer_as_it_is(tmp_path: Path) -> None:

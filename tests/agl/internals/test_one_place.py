@@ -78,3 +78,15 @@ def test_frameworks_are_imported_in_internals_alone() -> None:
             if frameworks:
                 found.setdefault(file.relative_to(SOURCE).as_posix(), set()).update(frameworks)
     assert found == ENTRANCES
+
+
+def test_broken_contracts_name_modules_that_exist() -> None:
+    """The message of a contract says which module is to be adapted."""
+    wrong = []
+    for file in sorted(Path(__file__).parent.glob("test_*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("agl", "verl", "broken"):
+                named = [*node.args[-1:], *(keyword.value for keyword in node.keywords if keyword.arg == "used_in")][-1]
+                if isinstance(named, ast.Constant) and not (SOURCE / str(named.value)).is_file():
+                    wrong.append(f"{file.name}:{named.lineno} names {named.value}")
+    assert not wrong, "\n".join(wrong)
