@@ -12,7 +12,7 @@ LIGHT = [
     "exceptions",
     *(f"storage.{name}" for name in ("container", "trailer", "layout", "files", "small_json", "writer")),
     *(f"folder.{name}" for name in ("seal", "steps")),
-    *(f"ledger.{name}" for name in ("audit", "reader", "writer", "plot")),
+    *(f"ledger.{name}" for name in ("audit", "reader", "writer")),
 ]
 HEAVY = ["torch", "numpy", "pickle", "ray", "verl", "agentlightning", "torchdata", "pydantic"]
 
