@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,11 @@ import torch
 
 from agl_async_ckpt.agl.inputs import row_names
 from agl_async_ckpt.agl.inputs.row_names import RowNames, knows_positions
-from agl_async_ckpt.ledger.entry import position_of
+from agl_async_ckpt.ledger.entry import Step, position_of
+from agl_async_ckpt.ledger.reader import read_ledger
+from tests.rig.life import run_life
+from tests.rig.runs import settings
+from tests.rig.server import AglServer
 
 ROW = {"question": "Wie viel? ☕", "index": 3, "extra_info": {"index": 3, "b": [1, 2.5, None, True], "a": {"x": ""}}}
 GOLDEN = "ea11af28e0a553b1"
@@ -65,6 +70,8 @@ def test_digest_is_the_same_in_another_process() -> None:
         ((1, "b"), [1, "b"]),
         (torch.tensor([1, 2]), [1, 2]),
         ({"b": 1, "a": 2}, {"a": 2, "b": 1}),
+        ({np.str_("a"): 1, np.int64(2): 3}, {"a": 1, 2: 3}),
+        ([{"a": np.float64(1.5)}, [np.int8(2)]], [{"a": 1.5}, [2]]),
     ],
 )
 def test_digest_looks_at_the_value_and_not_at_its_container(value: Any, same: Any) -> None:
@@ -201,3 +208,16 @@ def test_rows_that_are_forgotten_are_digested_again() -> None:
 def test_positions_are_used_only_where_the_index_column_holds_them(rows: list[dict[str, Any]], knows: bool) -> None:
     """agent-lightning's dataset fills the column with 0 where a row tells no index."""
     assert knows_positions(rows) is knows
+
+
+def test_real_trainer_hands_on_the_very_objects_that_it_has_pulled(
+    server: AglServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through VERL's batches, with rows that wait in the buffer: every row of the run is digested once."""
+    digested: list[str] = []
+    plain = row_names.digest_of_text
+    monkeypatch.setattr(row_names, "digest_of_text", lambda text: digested.append(text) or plain(text))
+    run_life(settings("14/4/6", payload="rich", epochs=2), tmp_path, server.url)
+    steps = [entry for entry in read_ledger(tmp_path).entries if isinstance(entry, Step)]
+    assert len(steps) > 2
+    assert len(digested) == sum(count for step in steps for _, count in step.drawn)

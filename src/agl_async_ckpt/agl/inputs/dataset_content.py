@@ -102,7 +102,7 @@ def _stored_chunks(table: Any, rows: Sequence[int]) -> Iterator[_Chunk]:
     while done < len(rows):
         part = table[list(rows[done : done + size])]
         content, read = hashlib.sha256(), 0
-        for text, num_hashed in table_content(part):
+        for text, num_hashed in _table_content(part):
             content.update(text.encode())
             read += len(text) + num_hashed
         done, num_bytes = done + len(part), num_bytes + read
@@ -110,7 +110,7 @@ def _stored_chunks(table: Any, rows: Sequence[int]) -> Iterator[_Chunk]:
         size = max(1, min(2 * size, _MAX_CHUNK_ROWS, _CHUNK_BYTES * done // num_bytes))
 
 
-def table_content(table: Any) -> Iterator[tuple[str, int]]:
+def _table_content(table: Any) -> Iterator[tuple[str, int]]:
     """Write an Arrow table as texts in which equal rows are equal, whatever types of Arrow hold them.
 
     Column by column, nested ones taken apart: building a Python object for every row costs ten times as much. Beside

@@ -104,10 +104,10 @@ def _posted(value: Any) -> Any:
     kind: type[Any] = type(value)
     if kind in _AS_IS:
         return value
-    if kind is dict or kind is list:
-        inner = value.values() if kind is dict else value
-        if _AS_IS.issuperset(map(type, inner)):
-            return value
+    if kind is list and _AS_IS.issuperset(map(type, value)):
+        return value
+    if kind is dict and _AS_IS.issuperset(map(type, value)) and _AS_IS.issuperset(map(type, value.values())):
+        return value
     if isinstance(value, Mapping):
         return {_posted(key): _posted(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
