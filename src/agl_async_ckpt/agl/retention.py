@@ -53,7 +53,7 @@ class Retention:
             # it removes once the new one is there.
             beside = numbers[role] if self._seen[role] else max(0 if in_background else 1, numbers[role] - 1)
             newest = sorted(self._sealed.intersection(known), reverse=True)[:beside]
-            pinned = (step for step in known if _must_stay(trainer, folder / step_name(step)))
+            pinned = (step for step in known if _is_pinned(trainer, folder / step_name(step)))
             return {int(trainer.global_steps), *newest, *pinned}
 
         return self._workers.held_back(trainer, must_stay)
@@ -87,7 +87,7 @@ class Retention:
             return
         for info, roles in surplus:
             try:
-                if not _must_stay(trainer, info.path):
+                if not _is_pinned(trainer, info.path):
                     _remove(info, roles)
             except OSError as error:
                 if info.path not in self._warned:
@@ -135,7 +135,7 @@ def _stands(info: StepInfo, role: str) -> bool:
     return not seal_problems(info.seal, info.path, info.trailer, hashes=False, models=[role])
 
 
-def _must_stay(trainer: internals.Trainer, step_dir: Path) -> bool:
+def _is_pinned(trainer: internals.Trainer, step_dir: Path) -> bool:
     """Tell whether a step is the one that `trainer.resume_from_path` names, or a link.
 
     The next start with these settings begins at that step again; what a link leads to may be an archive.
