@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from agl_async_ckpt.agl.in_flight.keeper import Outcome
 from agl_async_ckpt.agl.locate import follow
 from agl_async_ckpt.agl.report import ResumeReport
 from agl_async_ckpt.agl.resume import _verified_state
 from agl_async_ckpt.exceptions import AsyncCheckpointError
-from agl_async_ckpt.folder.decision import Position, decide_latest
+from agl_async_ckpt.folder.decision import decide_latest
 from agl_async_ckpt.folder.plan import plan_explicit, plan_latest
 from agl_async_ckpt.folder.run_identity import read_run
 from agl_async_ckpt.folder.soundness import verify_folder, verify_step
@@ -111,5 +112,5 @@ def test_plan_prints_the_text_that_the_log_of_the_resume_has(tmp_path: Path) -> 
     assert decision.step_dir is not None
     state = _verified_state(SESSION, decision.step_dir)
     assert state is not None
-    report = ResumeReport(decision.step_dir, decision.reason, Position.of(state))
+    report = ResumeReport(decision.step_dir, decision.reason, state, Outcome())
     assert plan_latest(out).text == report.restored_text()

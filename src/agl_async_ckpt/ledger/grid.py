@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from agl_async_ckpt.ledger.audit import Audit
 from agl_async_ckpt.ledger.walk import Drawn
+
+if TYPE_CHECKING:
+    pass
 
 
 class Cell(IntEnum):
@@ -51,6 +52,8 @@ def build_grid(audit: Audit, *, max_height: int, max_width: int) -> Grid:
         max_height: Cells down at most.
         max_width: Cells across at most.
     """
+    import numpy as np  # here: an audit without a picture does without
+
     first, last = audit.first.step + 1, max(audit.last_step, audit.first.step + 1)
     rows = audit.walk.rows
     repeated = {id(row) for epoch in audit.epochs for row in epoch.repeated_rows}
