@@ -118,6 +118,10 @@ class ServerError(AsyncCheckpointError, ConnectionError):
     """The agl-server cannot be reached, or answers what cannot be worked with; the checkpoint is untouched."""
 
 
+class UnknownRolloutError(ServerError):
+    """The agl-server does not know a rollout. Caught where the rollout can be created again."""
+
+
 class UsageError(AsyncCheckpointError):
     """What was asked for cannot be done as it was asked for: exit code 2 of the command."""
 

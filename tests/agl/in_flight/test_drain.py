@@ -1,132 +1,91 @@
-"""A paused gateway: waited for until it is empty, and no longer than stale requests are worth."""
+"""A paused gateway: its state reads as empty once what is left in it is accepted."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
+import httpx
 
-from agl_async_ckpt.agl.in_flight import drain
-from agl_async_ckpt.agl.in_flight.drain import DrainClient
+from agl_async_ckpt.agl.in_flight.carry_over import InFlight
+from agl_async_ckpt.agl.in_flight.patience import Patience
+from agl_async_ckpt.agl.in_flight.server_client import ServerClient
 
 DATE = "Tue, 14 Nov 2023 22:13:20 GMT"
 
 
-class Answer:
-    """As much of an HTTP answer as the wait looks at."""
+class Server:
+    """Answers every request with one body.
 
-    def __init__(self, body: Any, status: int = 200) -> None:
-        self.body, self.status_code, self.headers = body, status, {"date": DATE}
-        self.is_success = status < 400
+    Attributes:
+        asked: Method and path of each request.
+        judged: What its client asks the judge, who answers `accepts`.
+        dates: What its client tells of the answers.
+        client: A client of this server.
+    """
 
-    def json(self) -> Any:
-        """The body."""
-        return self.body
-
-    def raise_for_status(self) -> None:
-        """As httpx does."""
-        if not self.is_success:
-            raise RuntimeError(f"HTTP {self.status_code}")
-
-
-class Client:
-    """The trainer's client; answers what it is told to."""
-
-    base_url = "http://server"
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-
-    def get(self, url: str, **kwargs: Any) -> Answer:
-        """Note the question."""
-        self.asked.append((url, kwargs))
-        return self.answer
-
-    def post_with_retry(self, url: str, **kwargs: Any) -> str:
-        """Anything else that the trainer calls."""
-        return f"posted {url} {kwargs}"
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The module's clock, moved by hand."""
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(drain, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
-
-
-class Judge:
-    """A judge that answers `result`, and what it was asked and told."""
-
-    def __init__(self, result: bool) -> None:
-        self.result = result
-        self.asked: list[tuple[int, float]] = []
+    def __init__(self, body: Any, status: int = 200, *, accepts: bool = True) -> None:
+        self.body, self.status, self.accepts = body, status, accepts
+        self.asked: list[str] = []
+        self.judged: list[int] = []
         self.dates: list[str | None] = []
+        plain = httpx.Client(base_url="http://server", transport=httpx.MockTransport(self._answer))
+        self.client = ServerClient(
+            plain, Patience(0), InFlight(), on_answer=self.dates.append, accepts_drain=self._judge
+        )
 
-    def is_drained(self, num_requests: int, waited_s: float) -> bool:
-        """Note the question."""
-        self.asked.append((num_requests, waited_s))
-        return self.result
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(f"{request.method} {request.url.path}")
+        return httpx.Response(self.status, headers={"date": DATE}, json=self.body)
 
-    def on_answer(self, date_header: str | None) -> None:
-        """Note the date."""
-        self.dates.append(date_header)
-
-
-def test_state_passes_while_requests_are_waited_for(clock: SimpleNamespace) -> None:
-    """The judge sees the number and the time since the wait began."""
-    judge = Judge(False)
-    client = DrainClient(Client(Answer({"paused": True, "inflight": 3})), judge, clock.now)
-    clock.now += 7
-    assert client.get("/proxy/state").json() == {"paused": True, "inflight": 3}
-    assert judge.asked == [(3, 7.0)]
+    def _judge(self, num_requests: int) -> bool:
+        self.judged.append(num_requests)
+        return self.accepts
 
 
-def test_state_reads_empty_once_the_judge_accepts(clock: SimpleNamespace) -> None:
+def test_state_passes_while_requests_are_waited_for() -> None:
+    """The judge sees the number."""
+    server = Server({"paused": True, "inflight": 3}, accepts=False)
+    assert server.client.get("/proxy/state").json() == {"paused": True, "inflight": 3}
+    assert server.judged == [3]
+
+
+def test_state_reads_empty_once_the_judge_accepts() -> None:
     """The trainer's loop ends at 0; everything else of the answer stays."""
-    judge = Judge(True)
-    answer = Answer({"paused": True, "inflight": 3})
-    seen = DrainClient(Client(answer), judge, clock.now).get("/proxy/state", timeout=5)
+    server = Server({"paused": True, "inflight": 3})
+    seen = server.client.get("/proxy/state", timeout=5)
     assert seen.json() == {"paused": True, "inflight": 0}
     assert seen.status_code == 200
     seen.raise_for_status()
-    assert answer.json() == {"paused": True, "inflight": 3}, "the server's own answer is not changed"
-    assert judge.asked == [(3, 0.0)]
+    assert server.judged == [3]
 
 
-def test_answer_without_a_number_reads_as_empty(clock: SimpleNamespace) -> None:
+def test_answer_without_a_number_reads_as_empty() -> None:
     """As the trainer reads it."""
-    judge = Judge(True)
-    assert DrainClient(Client(Answer({})), judge, clock.now).get("/proxy/state").json() == {"inflight": 0}
-    assert judge.asked == [(0, 0.0)]
+    server = Server({})
+    assert server.client.get("/proxy/state").json() == {"inflight": 0}
+    assert server.judged == [0]
 
 
-def test_failed_answer_is_the_trainers_own_business(clock: SimpleNamespace) -> None:
+def test_failed_answer_is_the_trainers_own_business() -> None:
     """It raises for the status; nothing is judged, and nothing is read from the body."""
-    judge = Judge(True)
-    answer = Answer("<html>", status=502)
-    assert DrainClient(Client(answer), judge, clock.now).get("/proxy/state") is answer
-    assert judge.asked == []
+    server = Server("<html>", status=409)
+    assert server.client.get("/proxy/state").status_code == 409
+    assert server.judged == []
 
 
-def test_other_calls_pass_through(clock: SimpleNamespace) -> None:
+def test_other_calls_pass_through() -> None:
     """Other paths, other methods, attributes."""
-    judge = Judge(True)
-    inner = Client(Answer({"inflight": 3}))
-    client = DrainClient(inner, judge, clock.now)
-    assert client.get("/api/models", params={"a": 1}).json() == {"inflight": 3}
-    assert client.post_with_retry("/proxy/pause", json={}) == "posted /proxy/pause {'json': {}}"
-    assert client.base_url == "http://server"
-    assert judge.asked == []
-    assert inner.asked == [("/api/models", {"params": {"a": 1}})]
+    server = Server({"inflight": 3})
+    assert server.client.get("/api/models", params={"a": 1}).json() == {"inflight": 3}
+    assert server.client.post_with_retry("/proxy/pause", json={}).json() == {"inflight": 3}
+    assert server.client.base_url == "http://server"
+    assert server.judged == []
+    assert server.asked == ["GET /api/models", "POST /proxy/pause"]
 
 
-def test_each_answer_proves_life(clock: SimpleNamespace) -> None:
+def test_each_answer_proves_life() -> None:
     """A long wait must not look like a dead trainer."""
-    judge = Judge(False)
-    client = DrainClient(Client(Answer({}, status=503)), judge, clock.now)
-    client.get("/proxy/state")
-    client.get("/other")
-    assert judge.dates == [DATE, DATE]
+    server = Server({}, status=409)
+    server.client.get("/proxy/state")
+    server.client.get("/other")
+    assert server.dates == [DATE, DATE]

@@ -14,8 +14,8 @@ from httpx_retries import Retry, RetryTransport
 
 from agl_async_ckpt.agl.in_flight import patience
 from agl_async_ckpt.agl.in_flight.carry_over import REPLACES_KEY, RUN_ID_KEY, InFlight
-from agl_async_ckpt.agl.in_flight.patience import PASSING_STATUS, Patience, PatientClient
-from agl_async_ckpt.agl.in_flight.tagging_client import TaggingClient
+from agl_async_ckpt.agl.in_flight.patience import PASSING_STATUS, Patience
+from agl_async_ckpt.agl.in_flight.server_client import ServerClient
 from agl_async_ckpt.exceptions import ServerError
 from agl_async_ckpt.state import FinishedRollout
 from tests.rig.double import ok
@@ -62,7 +62,7 @@ def client_of() -> Iterator[Callable[..., Any]]:
     def build(url: str, patience: Patience | None = None) -> Any:
         transport = RetryTransport(httpx.HTTPTransport(verify=False), Retry(total=10, allowed_methods=["GET"]))
         clients.append(AgentLightningSyncClient(base_url=url, transport=transport))
-        return PatientClient(clients[-1], patience or Patience(300))
+        return ServerClient(clients[-1], patience or Patience(300), InFlight())
 
     yield build
     for client in clients:
@@ -215,22 +215,6 @@ def test_end_of_an_outage_is_told_to_whom_it_concerns(serve: Any, client_of: Any
     assert ended == [3]
 
 
-@pytest.mark.parametrize(
-    ("url", "subject"),
-    [
-        ("/api/rollouts?state_in=running", "the list of rollouts"),
-        ("/api/rollouts", "the creation of rollouts"),
-        ("/api/rollouts/r1", "rollout r1"),
-        ("/api/rollouts/r1/events", "the events of rollout r1"),
-        ("/proxy/pause", "the gateway's state"),
-        ("/healthz", "an answer to /healthz"),
-    ],
-)
-def test_subject_of_a_request_is_said_in_words(url: str, subject: str) -> None:
-    """An error says what was waited for."""
-    assert patience.subject_of(url) == subject
-
-
 # --- requests with an effect ---------------------------------------------------------------------------------------
 
 MODELS = [{"model": "rig/model", "endpoint": "http://127.0.0.1:9/v1"}]
@@ -242,10 +226,7 @@ def tagging(client_of: Any, server: AglServer, clock: Clock) -> Any:
     """The manager's client of the rig's server, with models registered; its `in_flight` is at hand."""
     in_flight = InFlight(run_id="run")
     plain = client_of(server.url).__wrapped__
-    keeper: Any = SimpleNamespace(
-        groups=in_flight, patience=Patience(300), on_created=lambda response: None, on_answer=lambda date: None
-    )
-    client = TaggingClient(plain, keeper)
+    client = ServerClient(plain, Patience(300), in_flight)
     client.post_with_retry("/api/models", json=MODELS)
     return SimpleNamespace(client=client, in_flight=in_flight)
 

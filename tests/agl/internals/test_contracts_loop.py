@@ -94,7 +94,9 @@ def test_overridden_method_is_called_where_expected(call: tuple[str, str], seen:
 
 def test_the_server_is_asked_by_the_known_methods_only(seen: Seen) -> None:
     """A request by another method would not wait for a server that is away."""
-    assert seen.asked == {"get", "post_with_retry", "delete"}, agl("calls of the client", "agl/in_flight/patience.py")
+    assert seen.asked == {"get", "post_with_retry", "delete"}, agl(
+        "calls of the client", "agl/in_flight/server_client.py"
+    )
 
 
 def test_the_trainer_alone_writes_no_file_of_ours(seen: Seen) -> None:

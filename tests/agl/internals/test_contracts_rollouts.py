@@ -18,7 +18,7 @@ from agentlightning.verl.agl_rollout_manager import (
 from omegaconf import OmegaConf
 
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.agl.in_flight import carry_over, drain
+from agl_async_ckpt.agl.in_flight import carry_over
 from tests.contract import agl
 from tests.rig.bare import bare_trainer, enqueued
 
@@ -134,11 +134,11 @@ def test_drain_waits_for_the_state_that_is_judged() -> None:
 
         def get(self, url: str) -> Any:
             asked.append(url)
-            return SimpleNamespace(json=lambda: {drain.NUM_IN_FLIGHT: next(counts)}, raise_for_status=lambda: None)
+            return SimpleNamespace(json=lambda: {internals.NUM_PROXIED: next(counts)}, raise_for_status=lambda: None)
 
     bare_trainer(_agl_client=Client())._pause_and_drain_gateway(reason="test")
-    assert asked == ["/proxy/pause", drain.STATE_URL, drain.STATE_URL], agl(
-        "the drain polls /proxy/state", "agl/in_flight/drain.py"
+    assert asked == ["/proxy/pause", internals.GATEWAY_STATE_URL, internals.GATEWAY_STATE_URL], agl(
+        "the drain polls /proxy/state", "agl/in_flight/server_client.py"
     )
 
 

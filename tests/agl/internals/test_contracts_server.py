@@ -13,7 +13,7 @@ from agentlightning.client import AgentLightningSyncClient
 from agentlightning.schemas import TERMINAL_STATES, EventCreate, RolloutCreate, RolloutState
 
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.agl.in_flight import agl_server, carry_over, drain, kept_events
+from agl_async_ckpt.agl.in_flight import agl_server, carry_over, kept_events
 from agl_async_ckpt.state import FinishedRollout
 from tests.contract import agl
 from tests.rig.server import AglServer
@@ -103,8 +103,8 @@ def test_deleted_rollout_is_unknown_and_deleting_it_again_is_no_error(client: An
 def test_server_answers_for_the_gateway_state(client: Any) -> None:
     """With the time of its own clock in each answer."""
     assert agl_server.num_proxied_requests(client) == 0
-    answer = client.get(drain.STATE_URL)
-    assert answer.json()[drain.NUM_IN_FLIGHT] == 0, agl("/proxy/state has inflight", "agl/in_flight/drain.py")
+    answer = client.get(internals.GATEWAY_STATE_URL)
+    assert answer.json()[internals.NUM_PROXIED] == 0, agl("/proxy/state has inflight", "agl/internals/server.py")
     assert answer.headers["date"].endswith("GMT"), agl("answers carry a Date header", "folder/liveness.py")
 
 
@@ -189,6 +189,6 @@ def test_unknown_rollout_is_named_in_the_answer(client: Any, suffix: str) -> Non
     """So "not found" of something before the server is not taken for a server that has lost the rollout."""
     answer = client.get(f"{internals.ROLLOUTS_URL}/never-there{suffix}")
     assert answer.status_code == 404
-    assert "never-there" in answer.text, agl("404 names the rollout", "agl/in_flight/patience.py")
+    assert "never-there" in answer.text, agl("404 names the rollout", "agl/in_flight/server_client.py")
     posted = client.post(f"{internals.ROLLOUTS_URL}/never-there/attempt/0/events", json={"event_type": "x", "data": {}})
     assert (posted.status_code, "never-there" in posted.text) == (404, True)

@@ -19,8 +19,8 @@ from typing import Any
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.in_flight import agl_server
 from agl_async_ckpt.agl.in_flight.carry_over import InFlight
-from agl_async_ckpt.agl.in_flight.drain import DrainClient
-from agl_async_ckpt.agl.in_flight.patience import Patience, PatientClient
+from agl_async_ckpt.agl.in_flight.patience import Patience
+from agl_async_ckpt.agl.in_flight.server_client import ServerClient
 from agl_async_ckpt.agl.in_flight.standing import Fate, Policy, Standing, fate_at_start, fate_later
 from agl_async_ckpt.config import AsyncCheckpointConfig
 from agl_async_ckpt.folder.liveness import ProofOfLife
@@ -133,10 +133,16 @@ class RolloutKeeper:
         """Return every `EnqueuedRollout` in flight, of waiting groups too, oldest first."""
         return self.groups.everything(internals.carry_over(self._trainer))
 
-    def client(self, client: Any) -> Any:
-        """Return the trainer's client of the server as it is to be used."""
-        patient = PatientClient(client, self.patience)
-        return patient if self._drain_began_at is None else DrainClient(patient, self, self._drain_began_at)
+    def client(self, client: Any) -> ServerClient:
+        """Return the trainer's client of the server, or a manager's, as it is to be used."""
+        return ServerClient(
+            client,
+            self.patience,
+            self.groups,
+            on_created=self.on_created,
+            on_answer=self.on_answer,
+            accepts_drain=self._accepts_drain,
+        )
 
     @contextmanager
     def draining(self) -> Iterator[None]:
@@ -156,6 +162,10 @@ class RolloutKeeper:
         if not self._has_asked:
             agl_server.delete_models(internals.agl_client(self._trainer))
             self._has_asked = True
+
+    def _accepts_drain(self, num_requests: int) -> bool:
+        began_at = self._drain_began_at
+        return began_at is not None and self.is_drained(num_requests, time.monotonic() - began_at)
 
     def is_drained(self, num_requests: int, waited_s: float) -> bool:
         """Tell whether a paused gateway counts as drained.

@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.agl.in_flight import agl_server
 from agl_async_ckpt.agl.in_flight.carry_over import Tracked
 from agl_async_ckpt.agl.in_flight.keeper import RolloutKeeper
 from agl_async_ckpt.agl.in_flight.kept_events import has_answer, has_reward, kept_events, measured, with_event
+from agl_async_ckpt.agl.in_flight.server_errors import named, server_error
 from agl_async_ckpt.agl.in_flight.standing import Standing
-from agl_async_ckpt.agl.in_flight.tagging_client import TaggingClient
-from agl_async_ckpt.exceptions import ServerError
+from agl_async_ckpt.exceptions import UnknownRolloutError
 
 if TYPE_CHECKING:
     from agentlightning.verl.agl_rollout_manager import AglAsyncRolloutManager as _Manager
@@ -39,7 +38,7 @@ class InFlightRolloutManager(_Manager):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.client = TaggingClient(self.client, self.keeper)
+        self.client = self.keeper.client(self.client)
         self.enqueued: list[Any] = []
         self._hooks_act = internals.hooks_act(self)
         self._looks = False
@@ -62,16 +61,16 @@ class InFlightRolloutManager(_Manager):
             self._looks = True
             try:
                 return self._look_at(rollout_id, known)
-            except agl_server.UnknownRolloutError:
+            except UnknownRolloutError:
                 if known is None:
                     raise
             finally:
                 self._looks = False
             rollout_id = self.keeper.recover(self, rollout_id)
-        raise ServerError(
-            f"The agl-server at {self.client.base_url} did not know rollout {rollout_id} right after it was "
-            f"created, {MAX_LOSSES} times.",
-            act=f"One server has to answer all requests at this address. {agl_server.ADVICE}",
+        raise server_error(
+            self.client.base_url,
+            f"did not know rollout {rollout_id} right after it was created, {MAX_LOSSES} times",
+            act="One server has to answer all requests at this address.",
         )
 
     def _look_at(self, rollout_id: str, known: Tracked | None) -> Any:
@@ -79,7 +78,7 @@ class InFlightRolloutManager(_Manager):
         if known is not None and known.standing is Standing.SERVED and known.finished is not None:
             rollout = internals.rollout_record(known.finished.record)
         else:
-            with agl_server.named(self.client, rollout_id):
+            with named(self.client, f"rollout {rollout_id}"):
                 rollout = super()._get_rollout(rollout_id)
             self.keeper.on_found()
         if known is None or not internals.has_ended(rollout):
@@ -89,14 +88,14 @@ class InFlightRolloutManager(_Manager):
         try:
             self._run_hook(rollout)
             triplets = self._keep(rollout, known)
-        except agl_server.UnknownRolloutError:
+        except UnknownRolloutError:
             known.num_vanished += 1
             if known.num_vanished < MAX_LOSSES:
                 raise
-            raise ServerError(
-                f"The agl-server at {self.client.base_url} did not know rollout {rollout_id} right after it had "
-                f"ended, {MAX_LOSSES} times.",
-                act=f"Look for what deletes it: a hook may. {agl_server.ADVICE}",
+            raise server_error(
+                self.client.base_url,
+                f"did not know rollout {rollout_id} right after it had ended, {MAX_LOSSES} times",
+                act="Look for what deletes it: a hook may.",
             ) from None
         if known.doubted and not self._is_proven(known, triplets):
             return self._get_rollout(self.keeper.rerun(self, rollout_id))
@@ -168,9 +167,9 @@ class InFlightRolloutManager(_Manager):
         if known is not None and known.finished is not None and known.standing is Standing.SERVED:
             return kept_events(known.finished, **kwargs)
         try:
-            with agl_server.named(self.client, rollout_id):
+            with named(self.client, f"rollout {rollout_id}"):
                 events = super()._get_events(rollout_id, **kwargs)
-        except agl_server.UnknownRolloutError:
+        except UnknownRolloutError:
             if self._looks or known is None or known.finished is None:
                 raise
             known.standing = Standing.SERVED
@@ -183,12 +182,12 @@ class InFlightRolloutManager(_Manager):
         known = self.keeper.groups.tracked.get(rollout_id)
         if known is None or known.standing is not Standing.SERVED:
             try:
-                with agl_server.named(self.client, rollout_id):
+                with named(self.client, f"rollout {rollout_id}"):
                     posted = super()._post_event(rollout_id, attempt_id, event)
                 if self.keeper.groups.last_read[0] == rollout_id:
                     self.keeper.groups.last_read[1].append(posted)
                 return posted
-            except agl_server.UnknownRolloutError:
+            except UnknownRolloutError:
                 if known is None or known.finished is None:
                     raise
                 known.standing = Standing.SERVED

@@ -27,7 +27,6 @@ from agl_async_ckpt.agl.internals.process import (
 )
 from agl_async_ckpt.agl.internals.protocols import Config, RolloutManager, Trainer, TrainerSection, methods_of
 from agl_async_ckpt.agl.internals.rollouts import (
-    ROLLOUTS_URL,
     calls_hooks,
     default_rollout_config,
     event,
@@ -46,6 +45,15 @@ from agl_async_ckpt.agl.internals.rollouts import (
     with_model_request,
 )
 from agl_async_ckpt.agl.internals.saved_models import WorkerLists, numbers_to_keep
+from agl_async_ckpt.agl.internals.server import (
+    GATEWAY_STATE_URL,
+    MODELS_URL,
+    NUM_PROXIED,
+    ROLLOUTS_URL,
+    posts_event,
+    rollout_of,
+    subject_of,
+)
 from agl_async_ckpt.agl.internals.start import (
     HOOK_KEY,
     PLUGIN_VARIABLE,

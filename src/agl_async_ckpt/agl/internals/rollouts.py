@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agl_async_ckpt.agl.internals.protocols import RolloutManager, Trainer
-
-ROLLOUTS_URL = "/api/rollouts"
+from agl_async_ckpt.agl.internals.server import ROLLOUTS_URL
 
 
 def default_rollout_config(manager: RolloutManager) -> dict[str, Any]:

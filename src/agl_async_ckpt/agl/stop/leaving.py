@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import httpx
-import wrapt
-
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.in_flight import agl_server
 from agl_async_ckpt.agl.in_flight.carry_over import InFlight
 from agl_async_ckpt.agl.in_flight.kept_events import has_answer, has_reward, measured
+from agl_async_ckpt.agl.in_flight.patience import Patience
+from agl_async_ckpt.agl.in_flight.server_client import ServerClient
+from agl_async_ckpt.agl.in_flight.server_errors import named
 from agl_async_ckpt.agl.in_flight.standing import Standing
 from agl_async_ckpt.exceptions import ServerError
 
@@ -66,21 +66,11 @@ class LeavableManager(_Manager):
         return super()._get_rollout(rollout_id)
 
 
-class BriefClient(wrapt.ObjectProxy):
-    """agent-lightning's client of the server, past whatever waits for a server that is away."""
-
-    def __init__(self, client: Any) -> None:
-        while isinstance(client, wrapt.ObjectProxy):
-            client = client.__wrapped__
-        super().__init__(client)
-
-    def request(self, method: str, url: str, **kwargs: Any) -> httpx.Response:
-        """Send once."""
-        return self.__wrapped__.request(method, url, **{**kwargs, "timeout": ANSWER_S})
-
-    def get(self, url: str, **kwargs: Any) -> httpx.Response:
-        """Likewise."""
-        return self.request("GET", url, **kwargs)
+def brief_client(trainer: internals.Trainer) -> ServerClient:
+    """Return a client that asks once, past whatever waits for a server that is away."""
+    client = internals.agl_client(trainer)
+    plain = client.__wrapped__ if isinstance(client, ServerClient) else client
+    return ServerClient(plain, Patience(0.0, answer_s=ANSWER_S), InFlight())
 
 
 def keep_ended(trainer: internals.Trainer, in_flight: InFlight) -> None:
@@ -94,7 +84,7 @@ def keep_ended(trainer: internals.Trainer, in_flight: InFlight) -> None:
     if in_flight.mode != "keep":
         return
     try:
-        client = BriefClient(internals.agl_client(trainer))
+        client = brief_client(trainer)
         records = agl_server.list_rollouts(client)
         items = in_flight.everything(internals.carry_over(trainer))
         ended = [item.rollout_id for item in items if _is_to_keep(in_flight, records.get(item.rollout_id), item)]
@@ -104,7 +94,7 @@ def keep_ended(trainer: internals.Trainer, in_flight: InFlight) -> None:
         manager.client.close()
         manager.client = client
         for rollout_id in ended:
-            with agl_server.named(client, rollout_id):
+            with named(client, f"rollout {rollout_id}"):
                 _keep(in_flight, manager, rollout_id, records[rollout_id])
     except ServerError as error:
         log.warning("What has ended in flight is not in the checkpoint, only its requests are: %s", error)
@@ -124,7 +114,7 @@ def delete_rollouts(
     """
     ours = frozenset(rollout_ids)
     try:
-        client = BriefClient(internals.agl_client(trainer))
+        client = brief_client(trainer)
         records = agl_server.list_rollouts(client)
         found = [rollout_id for rollout_id, record in records.items() if rollout_id in ours or owns(record)]
         agl_server.delete_rollouts(client, found)
