@@ -40,6 +40,13 @@ def test_listing_loads_neither_torch_nor_a_pickler(out: Path, arguments: list[st
     assert done.stdout
 
 
+def test_audit_without_a_picture_loads_nothing_heavy() -> None:
+    """A ledger is text."""
+    run_of_the_demo = Path(__file__).parents[1] / "ledger" / "demo_runs" / "protected"
+    done = run(PROBE, ",".join([*HEAVY, *TRAINING_STACK]), "audit", run_of_the_demo)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+
+
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "audit"])
 def test_no_command_loads_the_training_stack(out: Path, command: str) -> None:
     """Where the content is read, torch is."""

@@ -67,13 +67,16 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Audit the run; returns the exit code."""
     from agl_async_ckpt.ledger.audit import audit
-    from agl_async_ckpt.ledger.plot import plot, require_suffix
 
     try:
-        if args.plot is not None:
+        if args.plot is not None:  # importing what draws takes longer than an audit
+            from agl_async_ckpt.ledger.plot import require_suffix
+
             require_suffix(Path(args.plot))
         result = audit(find_target(args.path).path)
         if args.plot is not None:
+            from agl_async_ckpt.ledger.plot import plot
+
             plot(result, Path(args.plot))
     except CheckpointNotFoundError as error:
         raise UsageError(error.fact, error.rows, error.act) from None
