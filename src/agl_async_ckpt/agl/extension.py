@@ -80,6 +80,7 @@ class Extension:
         """Forget everything of an earlier `fit()` of the same trainer object."""
         self.leave_folder()
         self.life = None
+        self._validations.left.clear()
 
     def enter_folder(self, folder: Path) -> None:
         """Be the one trainer that writes into an output folder, until `leave_folder`.

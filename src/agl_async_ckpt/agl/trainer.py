@@ -196,5 +196,4 @@ class AsyncCheckpointMixin(CheckpointOverrides):
 
 def extend(trainer_cls: type) -> type:
     """Return `trainer_cls` with exact input checkpoints, under its own name."""
-    namespace = {"__module__": trainer_cls.__module__, "__doc__": trainer_cls.__doc__}
-    return type(trainer_cls.__name__, (CheckpointOverrides, trainer_cls), namespace)
+    return internals.with_mixin(trainer_cls, CheckpointOverrides)

@@ -106,6 +106,14 @@ def test_the_server_is_asked_once_about_what_was_restored(scene: Scene) -> None:
     assert scene.created == ["old", "None"]
 
 
+def test_a_rollout_that_a_trainer_of_ones_own_carries_is_left_as_it_is(scene: Scene) -> None:
+    """Nothing is known of it: its trainer has put it back by itself."""
+    scene.carry(old=restored())
+    scene.trainer._carry_over_rollouts.append(item("unseen", 1))
+    assert scene.start() == Outcome(recreated=["old"])
+    assert scene.created == ["old"]
+
+
 def test_outcome_keeps_the_order_of_the_groups(scene: Scene) -> None:
     """So that the report's first ids are the oldest."""
     scene.carry(c=restored(), a=restored(), b=restored())

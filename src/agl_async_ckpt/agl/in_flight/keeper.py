@@ -296,10 +296,10 @@ class RolloutKeeper:
         items = self.all_carried()
         client = internals.agl_client(self._trainer)
         records = agl_server.list_rollouts(client)
+        ids = [item.rollout_id for item in items if self.groups.standing(item.rollout_id) is Standing.UNDECIDED]
+        finished = {rollout_id: self.groups.tracked[rollout_id].finished for rollout_id in ids}
         fates = {
-            item.rollout_id: fate_at_start(known.finished, records.get(item.rollout_id), self._policy)
-            for item in items
-            if (known := self.groups.tracked[item.rollout_id]).standing is Standing.UNDECIDED
+            rollout_id: fate_at_start(finished[rollout_id], records.get(rollout_id), self._policy) for rollout_id in ids
         }
         self.groups.settle(fates, doubted=True)
         self.outcome.take(fates)

@@ -29,10 +29,10 @@ def post_rollouts(manager: RolloutManager, requests: list[dict[str, Any]]) -> li
     return [item["rollout_id"] for item in manager.client.post_with_retry(ROLLOUTS_URL, json=requests).json()]
 
 
-def with_mixin(manager_cls: type, mixin: type, **attributes: Any) -> type:
-    """Return a class of rollout managers with `mixin` before it and `attributes` on it, under its own name."""
-    namespace = {"__module__": manager_cls.__module__, "__qualname__": manager_cls.__qualname__, **attributes}
-    return type(manager_cls.__name__, (mixin, manager_cls), namespace)
+def with_mixin(cls: type, mixin: type, **attributes: Any) -> type:
+    """Return a class of a framework with `mixin` before it and `attributes` on it, under its own name."""
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (mixin, cls), names | attributes)
 
 
 def rollout_manager(trainer: Trainer) -> Any:
