@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from agl_async_ckpt.agl.in_flight.keeper import Outcome
 from agl_async_ckpt.agl.locate import follow
 from agl_async_ckpt.agl.report import ResumeReport
-from agl_async_ckpt.agl.resume import _verified_state
+from agl_async_ckpt.agl.resume import verified_state
+from agl_async_ckpt.cli.findings import verify_folder, verify_step
 from agl_async_ckpt.exceptions import AsyncCheckpointError
 from agl_async_ckpt.folder.decision import decide_latest
 from agl_async_ckpt.folder.plan import plan_explicit, plan_latest
 from agl_async_ckpt.folder.run_identity import read_run
-from agl_async_ckpt.folder.soundness import verify_folder, verify_step
 from agl_async_ckpt.folder.steps import list_steps
 from tests.folder.made import DAMAGES, run_folder
-
-SESSION: Any = SimpleNamespace(config=SimpleNamespace(on_mismatch="error"))
 
 
 @pytest.fixture(params=DAMAGES)
@@ -37,7 +33,7 @@ def resume(out: Path) -> tuple[str, Path | None]:
     try:
         decision = decide_latest(out)
         step_dir = follow(decision)
-        state = None if step_dir is None else _verified_state(SESSION, step_dir)
+        state = None if step_dir is None else verified_state(step_dir, "error")
         read_run(out)  # as `begin_life` does before anything is loaded
     except AsyncCheckpointError as error:
         return "refuse", Path(str(error))
@@ -65,7 +61,7 @@ def test_plan_of_a_step_says_what_a_resume_from_it_does(damaged: Path) -> None:
     """With trainer.resume_mode=resume_path."""
     for info in list_steps(damaged):
         try:
-            state = _verified_state(SESSION, info.path)
+            state = verified_state(info.path, "error")
             wanted = "resume_without_position" if state is None else "resume"
         except AsyncCheckpointError as error:
             wanted = str(error)
@@ -80,7 +76,7 @@ def test_step_is_sound_exactly_if_a_resume_from_it_restores_its_position(damaged
     for info in steps:
         report = verify_step(info, steps)
         try:
-            exact = _verified_state(SESSION, info.path) is not None
+            exact = verified_state(info.path, "error") is not None
         except AsyncCheckpointError:
             exact = False
         assert (report.sound and report.position is not None) == exact
@@ -110,7 +106,7 @@ def test_plan_prints_the_text_that_the_log_of_the_resume_has(tmp_path: Path) -> 
     out = run_folder(tmp_path / "out")
     decision = decide_latest(out)
     assert decision.step_dir is not None
-    state = _verified_state(SESSION, decision.step_dir)
+    state = verified_state(decision.step_dir, "error")
     assert state is not None
     report = ResumeReport(decision.step_dir, decision.reason, state, Outcome())
     assert plan_latest(out).text == report.restored_text()

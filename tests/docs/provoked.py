@@ -27,9 +27,9 @@ from agl_async_ckpt.agl.stop.step_end import StepEnd
 from agl_async_ckpt.codec.values import check_batch_encodable
 from agl_async_ckpt.config import AsyncCheckpointConfig, read_config
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StopRequested, TrainingStopped
+from agl_async_ckpt.folder.judgement import judge_step, missing_state
 from agl_async_ckpt.folder.lock import OutputLock
 from agl_async_ckpt.folder.mismatch import differences
-from agl_async_ckpt.folder.step_check import check_step, missing_state
 from agl_async_ckpt.folder.stop_request import StopRequest
 from agl_async_ckpt.state import Fingerprint
 from agl_async_ckpt.storage.commit import commit_state
@@ -80,7 +80,7 @@ def _missing_state() -> None:
 
 
 def _refused_step() -> None:
-    error = check_step(OUT / step_name(40)).refusal
+    error = judge_step(OUT / step_name(40)).refusal
     assert error is not None
     raise error
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agl_async_ckpt.agl import internals
 from agl_async_ckpt.agl.extension import Extension
@@ -17,11 +17,12 @@ from agl_async_ckpt.agl.locate import decide, follow, locate, output_folder, ver
 from agl_async_ckpt.agl.retention import remove_leftovers
 from agl_async_ckpt.codec.loader_state import pass_has_ended, rows_yielded
 from agl_async_ckpt.config import SECTION
-from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError, StateMismatchError
+from agl_async_ckpt.exceptions import AsyncCheckpointError, MissingStateError, StateFormatError, StateMismatchError
 from agl_async_ckpt.folder.branch import begin_branch
+from agl_async_ckpt.folder.decision import tracker_to_write
+from agl_async_ckpt.folder.judgement import dropped_text, judge_step, plain_step_text
 from agl_async_ckpt.folder.mismatch import differences
 from agl_async_ckpt.folder.run_identity import begin_life
-from agl_async_ckpt.folder.step_check import check_step, dropped_text, has_state, missing_state, plain_step_text
 from agl_async_ckpt.folder.steps import TrackerProblem, list_steps, read_branch, read_tracker
 from agl_async_ckpt.ledger.entry import ResumeKind
 from agl_async_ckpt.state import InputState, num_rows
@@ -56,13 +57,13 @@ def load_checkpoint(trainer: internals.Trainer, extension: Extension, verl_load:
     _enter(trainer, extension, folder)
     decision = decide(trainer)
     step_dir = follow(decision)
-    state = None if step_dir is None else _verified_state(extension, step_dir)
+    state = None if step_dir is None else verified_state(step_dir, extension.config.on_mismatch)
     fits = state is None or step_dir is None or _fits(trainer, extension, state, step_dir)
     own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
-    if step_dir is not None:
-        _follow(trainer, step_dir)
+    if step_dir is not None and (step := tracker_to_write(folder, step_dir)) is not None:
+        publish(folder / TRACKER_NAME, lambda fd: write_all(fd, str(step).encode()))
     remove_leftovers(folder)
-    branch = _begin_branch(folder, step_dir if own_folder else None, step_dir)
+    branch = _next_branch(folder, step_dir, own_folder=own_folder)
     run = begin_life(folder, parent_run_id=state.run_id if state else None, branch=branch)
     goes_on = own_folder and (state is None or state.run_id == run.run_id)
     life = extension.begin_life(trainer, folder, run, own_folder=goes_on)
@@ -78,14 +79,14 @@ def load_checkpoint(trainer: internals.Trainer, extension: Extension, verl_load:
     return result
 
 
-def _begin_branch(folder: Path, own_step: Path | None, step_dir: Path | None) -> Branch:
-    """Return the branch that a life from `step_dir` goes on with; `own_step` is the same if it lies in `folder`."""
-    steps = [info for info in list_steps(folder) if info.trailer is not None]
-    named = {info.step: info.trailer.branch for info in steps if info.trailer is not None}
+def _next_branch(folder: Path, step_dir: Path | None, *, own_folder: bool) -> Branch:
+    """Return the branch that a life from `step_dir` goes on with; `own_folder` tells whether that lies in `folder`."""
+    steps = [(info, info.trailer.branch) for info in list_steps(folder) if info.trailer is not None]
     origin = (parse_step(step_dir) if step_dir is not None else None) or 0
     # A step that has no seal, and is not named, can never be resumed from.
-    existing = {info.step: named[info.step] for info in steps if info.seal is not None or info.selected}
-    base = None if own_step is None else named.get(origin, ())
+    existing = {info.step: named for info, named in steps if info.seal is not None or info.selected}
+    named = {info.step: named for info, named in steps}
+    base = named.get(origin, ()) if own_folder and step_dir is not None else None
     return begin_branch(read_branch(folder) or (), base, origin, existing)
 
 
@@ -158,16 +159,19 @@ def _enter(trainer: internals.Trainer, extension: Extension, folder: Path) -> No
     extension.enter_folder(folder)
 
 
-def _verified_state(extension: Extension, step_dir: Path) -> InputState | None:
-    """Return the verified state of a step; None if it has none and need not have one."""
-    if not has_state(step_dir):
-        _check_legacy(extension, step_dir)
-        return None
-    check = check_step(step_dir)
-    refusal = check.refusal
-    if refusal is not None:
-        raise refusal
-    return check.state
+def verified_state(step_dir: Path, on_mismatch: Literal["error", "reset"]) -> InputState | None:
+    """Return the verified state of a step; None if it has none, and need not have one or is to go on without it.
+
+    Raises:
+        AsyncCheckpointError: The step is refused.
+    """
+    judgement = judge_step(step_dir)
+    may_lack_it = on_mismatch == "reset" and isinstance(judgement.error, MissingStateError)
+    if judgement.refusal is not None and not may_lack_it:
+        raise judgement.refusal
+    if judgement.state is None:
+        log.warning("%s", plain_step_text(step_dir))
+    return judgement.state
 
 
 def _fits(trainer: internals.Trainer, extension: Extension, state: InputState, step_dir: Path) -> bool:
@@ -193,13 +197,6 @@ def _fits(trainer: internals.Trainer, extension: Extension, state: InputState, s
         state.num_in_flight,
     )
     return False
-
-
-def _check_legacy(extension: Extension, step_dir: Path) -> None:
-    error = missing_state(step_dir)
-    if error is not None and extension.config.on_mismatch == "error":
-        raise error
-    log.warning("%s", plain_step_text(step_dir))
 
 
 def _put_back(trainer: internals.Trainer, life: Life, state: InputState, step_dir: Path, reason: str) -> None:
@@ -259,15 +256,3 @@ def _resume_from(trainer: internals.Trainer, step_dir: Path | None) -> AbstractC
     """Have VERL's load take exactly `step_dir`: it parses paths and trackers less tolerantly than `locate`."""
     is_torn = isinstance(read_tracker(output_folder(trainer)), TrackerProblem)
     return internals.loading(trainer, step_dir, past_tracker=is_torn)
-
-
-def _follow(trainer: internals.Trainer, step_dir: Path) -> None:
-    """Have the tracker name the step of this folder that the training goes on from, now that it is verified.
-
-    After going back by `resume_path` too: until the first save an automatic start would take the step that was left.
-    """
-    folder = output_folder(trainer)
-    step = parse_step(step_dir)
-    is_own = step_dir.parent.resolve() == folder.resolve()
-    if is_own and step is not None and read_tracker(folder) != step:
-        publish(folder / TRACKER_NAME, lambda fd: write_all(fd, str(step).encode()))

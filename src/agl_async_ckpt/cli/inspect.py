@@ -15,9 +15,9 @@ from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
 from agl_async_ckpt.cli.parsing import add_command
 from agl_async_ckpt.cli.target import Target, find_target, is_checkpoint_folder, no_checkpoints, require_input_file
 from agl_async_ckpt.exceptions import AsyncCheckpointError, StateFormatError, UsageError
+from agl_async_ckpt.folder.judgement import being_saved, is_pruned, must_have_state
 from agl_async_ckpt.folder.lock import current_holder
 from agl_async_ckpt.folder.run_identity import RunIdentity, read_run
-from agl_async_ckpt.folder.step_check import being_saved, is_pruned, must_have_state
 from agl_async_ckpt.folder.steps import StepInfo, TrackerProblem, read_tracker
 from agl_async_ckpt.storage.container import verify
 from agl_async_ckpt.storage.layout import FILE_NAME, TRACKER_NAME

@@ -16,7 +16,7 @@ from agl_async_ckpt.cli.values import plain
 from agl_async_ckpt.codec.loader_state import rows_yielded
 from agl_async_ckpt.exceptions import MissingStateError, UsageError
 from agl_async_ckpt.folder.decision import decide_latest
-from agl_async_ckpt.folder.step_check import has_state
+from agl_async_ckpt.folder.judgement import has_state
 from agl_async_ckpt.state import Batch, InputState, PromptGroup
 from agl_async_ckpt.storage.container import read_trailer
 from agl_async_ckpt.storage.layout import FILE_NAME

@@ -8,10 +8,10 @@ from typing import Any
 
 from agl_async_ckpt.cli import output
 from agl_async_ckpt.cli.exit_codes import EXIT_OK, EXIT_PROBLEMS
+from agl_async_ckpt.cli.findings import Finding, Report, verify_file, verify_folder, verify_step
 from agl_async_ckpt.cli.parsing import add_command
 from agl_async_ckpt.cli.target import find_target, is_checkpoint_folder, no_checkpoints, require_input_file
 from agl_async_ckpt.exceptions import UsageError
-from agl_async_ckpt.folder.soundness import Finding, Report, verify_file, verify_folder, verify_step
 from agl_async_ckpt.folder.steps import list_steps
 from agl_async_ckpt.words import plural
 

@@ -14,7 +14,7 @@ from agl_async_ckpt.exceptions import AsyncCheckpointError, StateMismatchError
 from agl_async_ckpt.folder.run_identity import read_run
 from agl_async_ckpt.folder.steps import StepInfo, TrackerProblem, list_steps, read_tracker
 from agl_async_ckpt.state import InputState
-from agl_async_ckpt.storage.layout import SEAL_NAME, TRACKER_NAME
+from agl_async_ckpt.storage.layout import SEAL_NAME, TRACKER_NAME, parse_step
 from agl_async_ckpt.storage.trailer import Trailer
 from agl_async_ckpt.words import plural
 
@@ -30,14 +30,12 @@ class Decision:
         reason: Why, to follow the path or "training from scratch".
         warning: What is wrong with the folder, though the start goes on.
         error: Why the start is refused; then there is no `step_dir`.
-        repairs_tracker: The tracker is made to name `step_dir`, once that is verified.
     """
 
     step_dir: Path | None = None
     reason: str = ""
     warning: str | None = None
     error: AsyncCheckpointError | None = None
-    repairs_tracker: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,17 @@ def _decide_latest(folder: Path) -> Decision:
         newest.path,
         "the newest complete checkpoint",
         f"{_doubt(folder, tracker, selected)}. Resuming from the newest complete checkpoint, {newest.path}.",
-        repairs_tracker=True,
     )
+
+
+def tracker_to_write(folder: Path, step_dir: Path) -> int | None:
+    """Return the step that a start from `step_dir` makes the tracker of its output folder name; None to leave it.
+
+    After going back by `resume_path` too: until the first save an automatic start would take the step that was left.
+    """
+    step = parse_step(step_dir)
+    is_own = step_dir.parent.resolve() == folder.resolve()
+    return step if is_own and read_tracker(folder) != step else None
 
 
 def position_text(step_dir: Path, reason: str, position: Position) -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from agl_async_ckpt.exceptions import AsyncCheckpointError
-from agl_async_ckpt.folder.decision import Decision, Position, decide_latest, position_text
+from agl_async_ckpt.folder.decision import Decision, Position, decide_latest, position_text, tracker_to_write
+from agl_async_ckpt.folder.judgement import dropped_text, judge_step, plain_step_text
 from agl_async_ckpt.folder.lock import current_holder
 from agl_async_ckpt.folder.run_identity import read_run
-from agl_async_ckpt.folder.step_check import check_step, dropped_text, has_state, missing_state, plain_step_text
 from agl_async_ckpt.storage.layout import TRACKER_NAME
 
 Action = Literal["resume", "resume_without_position", "scratch", "refuse"]
@@ -57,9 +57,10 @@ def plan_latest(folder: Path) -> ResumePlan:
             f"{folder} belongs to no run that is on record (a copy?): the start gets a run id of its own, adopts "
             "nothing from the server, and creates the rollouts in flight again."
         )
-    if plan.repairs_tracker:
+    repairs = plan.step_dir is not None and tracker_to_write(folder, plan.step_dir) is not None
+    if repairs:
         notes.append(f"The start repairs {TRACKER_NAME}, once the step is verified.")
-    return _with_notes(plan, notes)
+    return replace(plan, notes=tuple(notes), repairs_tracker=repairs)
 
 
 def plan_explicit(step_dir: Path) -> ResumePlan:
@@ -77,35 +78,26 @@ def _plan(decision: Decision) -> ResumePlan:
     step_dir = decision.step_dir
     if step_dir is None:
         return ResumePlan("scratch", None, f"Training from scratch: {decision.reason}.", warnings)
-    if not has_state(step_dir):
-        error = missing_state(step_dir)
-        if error is not None:
-            return _refusal(error)
+    judgement = judge_step(step_dir)
+    if judgement.refusal is not None:
+        return _refusal(judgement.refusal)
+    state = judgement.state
+    if state is None:
         text = f"Resuming from {step_dir}, {decision.reason}, with what VERL saved: the extension was not active then."
         return ResumePlan("resume_without_position", step_dir, text, (*warnings, plain_step_text(step_dir)))
-    check = check_step(step_dir)
-    refusal = check.refusal
-    if refusal is not None:
-        return _refusal(refusal)
-    assert check.state is not None
-    dropped = dropped_text(check.state, step_dir)
-    position = Position.of(check.state)
+    dropped = dropped_text(state, step_dir)
+    position = Position.of(state)
     return ResumePlan(
         "resume",
         step_dir,
         position_text(step_dir, decision.reason, position),
         warnings if dropped is None else (*warnings, dropped),
         position=position,
-        repairs_tracker=decision.repairs_tracker,
     )
 
 
 def _refusal(error: AsyncCheckpointError, notes: tuple[str, ...] = ()) -> ResumePlan:
     return ResumePlan("refuse", None, str(error), notes=notes)
-
-
-def _with_notes(plan: ResumePlan, notes: list[str]) -> ResumePlan:
-    return replace(plan, notes=tuple(notes))
 
 
 def _holder_notes(folder: Path) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ class StepInfo:
         path: The folder.
         has_state: There is an input state, whole or not.
         selected: The tracker names this step.
-        problems: Why it is not complete.
+        about_file: What is wrong with the input state.
+        about_rest: What is wrong with the rest of the step.
         trailer: Of the input state, if it can be read.
         seal: If there is one that can be read.
         left_at: The step that the training of this folder went back to and left this one behind, 0 if it began anew;
@@ -66,10 +67,16 @@ class StepInfo:
     path: Path
     has_state: bool
     selected: bool
-    problems: tuple[str, ...]
+    about_file: tuple[str, ...]
+    about_rest: tuple[str, ...]
     trailer: Trailer | None = None
     seal: Seal | None = None
     left_at: int | None = None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it is not complete."""
+        return self.about_file + self.about_rest
 
     @property
     def abandoned(self) -> bool:
@@ -143,6 +150,7 @@ def inspect_step(
     branch: Branch | None = None,
     *,
     full: bool = True,
+    found: Trailer | AsyncCheckpointError | None = None,
 ) -> StepInfo:
     """Look at one step folder.
 
@@ -151,6 +159,7 @@ def inspect_step(
         tracker: What `read_tracker` says of its parent folder.
         branch: What `read_branch` says of it.
         full: Hash the files.
+        found: What reading the input state has brought, if that was done; it is not read again then.
 
     Raises:
         CheckpointNotFoundError: The folder is not named `global_step_<N>`.
@@ -161,14 +170,17 @@ def inspect_step(
         raise CheckpointNotFoundError(f"{path} is not named global_step_<N>.")
     selected = tracker == step
     trailer, seal = None, None
+    about_file: list[str] = []
     problems: list[str] = []
     has_state = True
     try:
-        trailer = (verify if full else read_trailer)(path / FILE_NAME)
+        if isinstance(found, AsyncCheckpointError):
+            raise found
+        trailer = found or (verify if full else read_trailer)(path / FILE_NAME)
         if trailer.global_step != step:
-            problems.append(f"{FILE_NAME} is of step {trailer.global_step}")
+            about_file.append(f"{FILE_NAME} is of step {trailer.global_step}")
     except AsyncCheckpointError as error:
-        problems.append(str(error))
+        about_file.append(str(error))
         # One look: a file that a trainer publishes right after it must not count as one that cannot be read.
         has_state = not isinstance(error, CheckpointNotFoundError) or (path / FILE_NAME).is_symlink()
     try:
@@ -186,4 +198,4 @@ def inspect_step(
                 "saved in the background, and the tracker does not name it: nothing proves that it finished"
             )
     left = None if branch is None or trailer is None else left_at(branch, step, trailer.branch)
-    return StepInfo(step, path, has_state, selected, tuple(problems), trailer, seal, left)
+    return StepInfo(step, path, has_state, selected, tuple(about_file), tuple(problems), trailer, seal, left)

@@ -95,19 +95,20 @@ def load_state(path: str | os.PathLike[str], where: str = "") -> InputState:
     if file.name != FILE_NAME and file.is_dir():
         file = file / FILE_NAME
     trailer, content = read_verified(file, where)
-    where = where or str(file)
     with content:
-        step = parse_step(file.absolute().parent)
-        if step is not None and step != trailer.global_step:
-            raise StateMismatchError(
-                f"{where} belongs to another step.",
-                [("in the file", f"global_step {trailer.global_step}"), ("folder", f"global_step {step}")],
-                "Resume from another step; the content of this folder is mixed.",
-            )
-        return _decode(trailer, content, where)
+        return decode_verified(trailer, content, file, where)
 
 
-def _decode(trailer: Trailer, content: BinaryIO, where: str) -> InputState:
+def decode_verified(trailer: Trailer, content: BinaryIO, file: Path, where: str = "") -> InputState:
+    """Decode what `read_verified` has returned for `file`; errors are those of `load_state`."""
+    where = where or str(file)
+    step = parse_step(file.absolute().parent)
+    if step is not None and step != trailer.global_step:
+        raise StateMismatchError(
+            f"{where} belongs to another step.",
+            [("in the file", f"global_step {trailer.global_step}"), ("folder", f"global_step {step}")],
+            "Resume from another step; the content of this folder is mixed.",
+        )
     try:
         refuse_foreign_pickle(content)
     except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:

@@ -1,6 +1,6 @@
 """Everything that a resume would look at in a folder, as a list of findings: the command `verify`.
 
-A step is judged by `step_check`, which the resume itself uses. A **problem** is what a resume refuses, loses inputs
+A step is judged by `folder.judgement`, as the resume judges it. A **problem** is what a resume refuses, loses inputs
 over, or has to repair; a **note** costs nothing.
 """
 
@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agl_async_ckpt.exceptions import AsyncCheckpointError, DamagedStateError
+from agl_async_ckpt.exceptions import AsyncCheckpointError, DamagedStateError, MissingStateError
 from agl_async_ckpt.folder.decision import Position, abandoned_text, decide_latest
-from agl_async_ckpt.folder.liveness import read_record
-from agl_async_ckpt.folder.lock import current_holder
-from agl_async_ckpt.folder.run_identity import RunIdentity, read_run
-from agl_async_ckpt.folder.step_check import (
+from agl_async_ckpt.folder.judgement import (
+    StepJudgement,
     being_saved,
-    check_file,
-    check_step,
     dropped_text,
     has_state,
     is_pruned,
-    missing_state,
+    judge_file,
+    judge_step,
 )
+from agl_async_ckpt.folder.liveness import read_record
+from agl_async_ckpt.folder.lock import current_holder
+from agl_async_ckpt.folder.run_identity import RunIdentity, read_run
 from agl_async_ckpt.folder.steps import StepInfo, TrackerProblem, read_tracker
 from agl_async_ckpt.storage.files import leftover_temps
 from agl_async_ckpt.storage.layout import ALIVE_FILE_NAME, FILE_NAME, TRACKER_NAME
@@ -88,28 +88,31 @@ def verify_step(info: StepInfo, steps: Sequence[StepInfo]) -> Report:
     if writer is not None:
         report.notes.append(Finding(info.path, f"being saved now, by {writer}"))
         return report
-    if not has_state(info.path):
-        _judge_absence(info, report, newest)
+    try:
+        judgement = judge_step(info.path)
+    except DamagedStateError:  # the run's identity cannot be read, which is said of the folder
+        judgement = StepJudgement(info.path)
+    if judgement.is_plain or isinstance(judgement.error, MissingStateError):
+        _judge_absence(info, judgement, report, newest)
         return report
-    check = check_step(info.path)
-    report.decoded = check.state is not None
-    if check.error is not None:
-        report.problems.append(_from_error(check.error, info.path / FILE_NAME, _advice(newest)))
-    report.problems += [Finding(info.path, problem, _advice(newest)) for problem in check.problems]
-    if check.state is not None:
-        report.position = Position.of(check.state)
-    if check.state is not None and (dropped := dropped_text(check.state, info.path)) is not None:
-        report.notes.append(Finding(info.path, dropped))
+    report.decoded = judgement.state is not None
+    if judgement.error is not None:
+        report.problems.append(_from_error(judgement.error, info.path / FILE_NAME, _advice(newest)))
+    report.problems += [Finding(info.path, problem, _advice(newest)) for problem in judgement.problems]
+    if judgement.state is not None:
+        report.position = Position.of(judgement.state)
+        dropped = dropped_text(judgement.state, info.path)
+        report.notes += [] if dropped is None else [Finding(info.path, dropped)]
     return report
 
 
 def verify_file(path: Path) -> Report:
     """Judge an input file that lies in no step folder: there is nothing to compare it with."""
     report = Report(path)
-    check = check_file(path)
-    report.decoded = check.state is not None
-    if check.error is not None:
-        report.problems.append(_from_error(check.error, path, "Restore it from a copy."))
+    judgement = judge_file(path)
+    report.decoded = judgement.state is not None
+    if judgement.error is not None:
+        report.problems.append(_from_error(judgement.error, path, "Restore it from a copy."))
     report.notes.append(Finding(path, "it lies in no folder global_step_<N>: no seal, model or tracker was looked at"))
     return report
 
@@ -138,18 +141,14 @@ def verify_folder(folder: Path, steps: Sequence[StepInfo]) -> Report:
     return report
 
 
-def _judge_absence(info: StepInfo, report: Report, newest: Path | None) -> None:
+def _judge_absence(info: StepInfo, judgement: StepJudgement, report: Report, newest: Path | None) -> None:
     if is_pruned(info.path) and not info.selected:
         report.notes.append(
             Finding(info.path, "no model and no input position (removed by retention?): no resume can take it")
         )
         return
-    try:
-        error = missing_state(info.path)
-    except DamagedStateError:
-        error = None  # said of the folder
-    if error is not None:
-        report.problems.append(_from_error(error, info.path, ""))
+    if judgement.error is not None:
+        report.problems.append(_from_error(judgement.error, info.path, ""))
         return
     act = f"Resume from {newest}, or" if newest is not None else "To keep the position from now on,"
     report.problems.append(

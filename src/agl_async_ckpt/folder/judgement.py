@@ -1,4 +1,4 @@
-"""What a resume checks of one step before it uses it, without a trainer; `verify` and `plan` ask the same."""
+"""Whether a resume can take a step: the one judgement that the resume, `plan` and `verify` act on."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from agl_async_ckpt.folder.lock import read_holder
 from agl_async_ckpt.folder.run_identity import RunIdentity, read_run
 from agl_async_ckpt.folder.steps import StepInfo, inspect_step, list_steps, read_tracker
 from agl_async_ckpt.state import InputState
+from agl_async_ckpt.storage.container import Trailer, read_verified
 from agl_async_ckpt.storage.layout import (
     FILE_NAME,
     LOADER_FILE_NAME,
@@ -25,20 +26,20 @@ from agl_async_ckpt.storage.layout import (
 
 
 @dataclass(frozen=True)
-class StepCheck:
-    """What was found in a step that has an input state.
+class StepJudgement:
+    """What a resume from a step would find.
 
     Attributes:
         step_dir: `global_step_<N>`.
-        state: The decoded state, if it is whole.
-        error: Why the file cannot be used.
-        problems: What is wrong with the rest of the step, in words.
+        state: The decoded input state, if it is whole and of this step.
+        error: Why the input state cannot be used, or that it is missing though the step was saved with one.
+        problems: What is wrong with the rest of a step that has an input state, in words.
     """
 
     step_dir: Path
-    state: InputState | None
-    error: AsyncCheckpointError | None
-    problems: tuple[str, ...]
+    state: InputState | None = None
+    error: AsyncCheckpointError | None = None
+    problems: tuple[str, ...] = ()
 
     @property
     def refusal(self) -> AsyncCheckpointError | None:
@@ -48,40 +49,52 @@ class StepCheck:
             error = type(self.error)(self.error.fact, self.error.rows, "\n".join(filter(None, acts)))
             error.__cause__ = self.error
             return error
-        if self.error is not None:
+        if self.error is not None or not self.problems:
             return self.error
-        if not self.problems:
-            return None
-        fact = (
-            f"The checkpoint {self.step_dir} is incomplete: its input position and its model need not belong together."
+        return DamagedStateError(
+            f"The checkpoint {self.step_dir} is incomplete: its input position and its model need not belong together.",
+            [("problem", problem) for problem in self.problems],
+            other_step(self.step_dir),
         )
-        return DamagedStateError(fact, [("problem", problem) for problem in self.problems], other_step(self.step_dir))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the step was saved while the extension was not active: it has no input state, and needs none."""
+        return self.state is None and self.error is None
 
 
-def check_step(step_dir: Path) -> StepCheck:
-    """Verify every byte of a step's input state, decode it, and compare the rest of the step with its seal.
+def judge_step(step_dir: Path) -> StepJudgement:
+    """Judge a step as a resume from it does; what is compared with the seal are the bytes that are decoded.
 
-    Takes twice the size of the file in memory while it decodes.
+    Takes twice the size of the input state in memory while it decodes.
+
+    Raises:
+        DamagedStateError: The step has no input state, and the run's identity cannot be read.
     """
-    found = check_file(step_dir / FILE_NAME)
-    info = inspect_step(step_dir, read_tracker(step_dir.parent))
-    problems = info.problems
-    if found.error is not None:  # each thing is said once
-        said = str(found.error)
-        problems = tuple(p for p in problems if p not in said and not p.startswith(f"{FILE_NAME} is of step"))
-    return StepCheck(step_dir, found.state, found.error, problems)
+    if not has_state(step_dir):
+        return StepJudgement(step_dir, error=missing_state(step_dir))
+    trailer, state, error = _read(step_dir / FILE_NAME)
+    info = inspect_step(step_dir, read_tracker(step_dir.parent), found=trailer or error)
+    return StepJudgement(step_dir, state, error, info.about_rest)
 
 
-def check_file(path: Path) -> StepCheck:
-    """Verify every byte of an input state and decode it; if it lies in a step folder, it has to be of that step."""
-    from agl_async_ckpt.storage.commit import load_state  # here, since it takes torch, which `inspect` does not need
+def judge_file(path: Path) -> StepJudgement:
+    """Judge an input state that lies in no step folder: there is nothing to compare it with."""
+    _, state, error = _read(path)
+    return StepJudgement(path.parent, state, error)
 
-    state, error = None, None
+
+def _read(path: Path) -> tuple[Trailer | None, InputState | None, AsyncCheckpointError | None]:
+    """Read an input state once: the trailer of what was verified, the state, and why there is none."""
+    from agl_async_ckpt.storage.commit import decode_verified  # here: it takes torch, which `inspect` does not need
+
+    trailer = None
     try:
-        state = load_state(path)
-    except AsyncCheckpointError as found:
-        error = found
-    return StepCheck(path.parent, state, error, ())
+        trailer, content = read_verified(path)
+        with content:
+            return trailer, decode_verified(trailer, content, path), None
+    except AsyncCheckpointError as error:
+        return trailer, None, error
 
 
 def has_state(step_dir: Path) -> bool:
