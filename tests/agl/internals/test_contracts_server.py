@@ -36,11 +36,11 @@ def create(client: Any, *rollout_ids: str, **values: Any) -> list[dict[str, Any]
 
 def test_states_of_a_rollout_are_the_known_ones() -> None:
     """Listing by state would miss those of a new state."""
-    assert {state.value for state in RolloutState} == set(agl_server.STATES), agl(
-        "rollout states", "agl/in_flight/agl_server.py"
+    assert {state.value for state in RolloutState} == set(internals.STATES), agl(
+        "rollout states", "agl/internals/server.py"
     )
-    assert {state.value for state in TERMINAL_STATES} == set(agl_server.ENDED), agl(
-        "final states", "agl/in_flight/agl_server.py"
+    assert {state.value for state in TERMINAL_STATES} == set(internals.ENDED), agl(
+        "final states", "agl/internals/server.py"
     )
 
 

@@ -13,8 +13,6 @@ from agl_async_ckpt.agl.in_flight.server_errors import named, server_error
 
 T = TypeVar("T")
 
-STATES = ("queuing", "running", "succeeded", "failed")
-ENDED = ("succeeded", "failed")
 REQUEST_TIMEOUT_S = 60.0
 # The server lists whole records and knows no offset; its default limit of 500 would cut the list silently.
 NO_LIMIT = 1_000_000_000
@@ -27,7 +25,7 @@ def list_rollouts(client: Any) -> dict[str, Mapping[str, Any]]:
     Raises:
         ServerError: The server refused, or its answer is not a list of records.
     """
-    url = f"{internals.ROLLOUTS_URL}?{httpx.QueryParams({'state_in': STATES, 'limit': NO_LIMIT})}"
+    url = f"{internals.ROLLOUTS_URL}?{httpx.QueryParams({'state_in': internals.STATES, 'limit': NO_LIMIT})}"
     return _ask(client, "GET", url, _records)
 
 
@@ -101,7 +99,7 @@ def _checked(record: Any) -> Mapping[str, Any]:
     rollout_id, status, metadata = record["rollout_id"], record.get("status"), record.get("metadata")
     if not (
         isinstance(status, dict)
-        and status.get("state") in STATES
+        and status.get("state") in internals.STATES
         and all(isinstance(status.get(moment), int | float) for moment in ("created_at", "updated_at"))
     ):
         raise TypeError(f"rollout {rollout_id} has the status {status!r}")

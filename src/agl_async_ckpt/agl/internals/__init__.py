@@ -46,10 +46,12 @@ from agl_async_ckpt.agl.internals.rollouts import (
 )
 from agl_async_ckpt.agl.internals.saved_models import WorkerLists, numbers_to_keep
 from agl_async_ckpt.agl.internals.server import (
+    ENDED,
     GATEWAY_STATE_URL,
     MODELS_URL,
     NUM_PROXIED,
     ROLLOUTS_URL,
+    STATES,
     posts_event,
     rollout_of,
     subject_of,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agl_async_ckpt.agl.internals.protocols import RolloutManager, Trainer
-from agl_async_ckpt.agl.internals.server import ROLLOUTS_URL
+from agl_async_ckpt.agl.internals.server import ENDED, ROLLOUTS_URL
 
 
 def default_rollout_config(manager: RolloutManager) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def event(fields: Mapping[str, Any]) -> Any:
 
 def has_ended(rollout: Any) -> bool:
     """Tell whether a `Rollout` is in a terminal state."""
-    return rollout.status.state.value in ("succeeded", "failed")
+    return rollout.status.state.value in ENDED
 
 
 def has_failed(rollout: Any) -> bool:

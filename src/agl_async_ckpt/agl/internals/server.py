@@ -11,6 +11,10 @@ GATEWAY_STATE_URL = "/proxy/state"
 NUM_PROXIED = "inflight"
 """In the gateway's state, the number of model requests that it is forwarding."""
 
+STATES = ("queuing", "running", "succeeded", "failed")
+"""A list of rollouts has to name the states that it wants: the server has no word for all."""
+ENDED = ("succeeded", "failed")
+
 _SUBJECTS = (
     (r"/api/rollouts/([^/?]+)/", "the events of rollout {}"),
     (r"/api/rollouts/([^/?]+)$", "rollout {}"),
