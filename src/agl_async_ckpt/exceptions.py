@@ -14,6 +14,7 @@ AsyncCheckpointError
 ├── UnencodableValueError (TypeError)     an input that the file format cannot carry
 ├── StateWriteError (OSError)             the input state was not published
 ├── ServerError (ConnectionError)         the agl-server cannot be reached, or refuses what is needed
+│   └── UnknownRolloutError               it does not know a rollout, which can be created again
 └── UsageError                            a command, or a picture of a run, that cannot be had as it was asked for
 
 Not errors: a training that was asked to stop, has saved, and has ended before its last step.

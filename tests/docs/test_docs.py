@@ -85,3 +85,15 @@ def test_contributing_names_files_and_functions_that_exist() -> None:
     for folder, cell in re.findall(r"^\| `(\w+)/` \| (.+) \|$", text, re.MULTILINE):
         for module, name in re.findall(r"`(\w+)\.(\w+)`", cell):
             assert hasattr(importlib.import_module(f"agl_async_ckpt.{folder}.{module}"), name)
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    """Not with what is returned, and not with a look at the function above. An attribute's may."""
+    found: list[str] = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and "property" not in map(ast.unparse, node.decorator_list):
+                words = (ast.get_docstring(node) or "").split()
+                if words and words[0].rstrip(".,:") in ("Whether", "The", "A", "An", "Of", "As", "Likewise", "Called"):
+                    found.append(f"{path}:{node.lineno} {' '.join(words[:8])}")
+    assert not found, "\n".join(["", *found])

@@ -66,7 +66,7 @@ def verify(path: str | os.PathLike[str]) -> Trailer:
         with StreamHasher() as hasher:
             for offset in range(0, end, BLOCK):
                 hasher.update(file.read(offset, min(BLOCK, end - offset)))
-                hasher.settle(MAX_PENDING)
+                hasher.catch_up(MAX_PENDING)
             return file.check(hasher.finish(), comment, end)
 
 

@@ -21,7 +21,7 @@ _INLINE = 1024 * 1024
 class StreamHasher:
     """Hashes blocks in the order in which they come; hashlib releases the lock, as read(2) and write(2) do.
 
-    A block is not copied: it must stay as it is until `settle` has waited for it.
+    A block is not copied: it must stay as it is until `catch_up` has waited for it.
     """
 
     def __init__(self) -> None:
@@ -50,12 +50,12 @@ class StreamHasher:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="agl-async-ckpt-hash")
         self._pending.append(self._pool.submit(self._digest.update, block))
 
-    def settle(self, max_pending: int = 0) -> None:
+    def catch_up(self, max_pending: int = 0) -> None:
         """Wait until at most so many blocks are still to be hashed."""
         while len(self._pending) > max_pending:
             self._pending.popleft().result()
 
     def finish(self) -> Any:
         """Wait for every block, and return the hashlib object, to be gone on with."""
-        self.settle()
+        self.catch_up()
         return self._digest

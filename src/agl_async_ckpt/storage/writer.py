@@ -95,7 +95,7 @@ class TrailerWriter:
             for start in range(0, end, BLOCK):
                 self._put(view[start : min(start + BLOCK, end)])
         finally:
-            self._hasher.settle()  # also after an error: the memory may go, and no thread may be reading it
+            self._hasher.catch_up()  # also after an error: the memory may go, and no thread may be reading it
         self._buffer += view[end:]
 
     def _put(self, block: bytes | memoryview) -> None:
@@ -105,4 +105,4 @@ class TrailerWriter:
         if self._num_bytes - self._num_on_their_way >= _WRITEBACK_EVERY:
             begin_writeback(self._fd, self._num_on_their_way, self._num_bytes - self._num_on_their_way)
             self._num_on_their_way = self._num_bytes
-        self._hasher.settle(MAX_PENDING)
+        self._hasher.catch_up(MAX_PENDING)

@@ -1,4 +1,4 @@
-"""What scenes on real processes share."""
+"""What scenes on real processes share, and an address without a server."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from tests.rig.nursery import Nursery, nursery_of
+from tests.rig.processes import free_port
 from tests.rig.runs import settings
 from tests.scenes.stage import Stage, StageMaker
+
+
+@pytest.fixture
+def free_url() -> str:
+    """A loopback address at which nothing listens."""
+    return f"http://127.0.0.1:{free_port()}"
 
 
 @pytest.fixture(scope="module")

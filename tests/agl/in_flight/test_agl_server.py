@@ -41,16 +41,6 @@ def client_of() -> Iterator[Callable[[str], AgentLightningSyncClient]]:
         client.close()
 
 
-@pytest.fixture
-def free_port() -> int:
-    """A loopback port at which nothing listens."""
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 # --- what each call asks for ---------------------------------------------------------------------------------------
 
 
@@ -119,10 +109,10 @@ def test_bad_answers_name_server_subject_and_cause(
 
 
 @pytest.mark.parametrize("call", failing_calls())
-def test_refused_connection_names_server_and_subject(client_of: Any, free_port: int, call: str) -> None:
+def test_refused_connection_names_server_and_subject(client_of: Any, free_url: str, call: str) -> None:
     """A server that vanished after the health check is named likewise."""
     run, subject = failing_calls()[call]
-    url = f"http://127.0.0.1:{free_port}"
+    url = free_url
     with pytest.raises(ServerError) as caught:
         run(client_of(url))
     assert url in str(caught.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -567,17 +566,16 @@ def test_first_start_again_from_scratch_reclaims_too(server: AglServer, tmp_path
     assert not orphans & set(server.rollouts())
 
 
-def test_unreachable_server_at_resume_leaves_the_checkpoint_untouched(server: AglServer, tmp_path: Path) -> None:
+def test_unreachable_server_at_resume_leaves_the_checkpoint_untouched(
+    server: AglServer, free_url: str, tmp_path: Path
+) -> None:
     """A clear message with the URL after `server_wait_s`; a start with the server there continues."""
     run = settings("16/2/6", extension={"server_wait_s": 0})
     first = kill_after(run, tmp_path, server, 2)
     checkpoint = [tmp_path / TRACKER, *(path for path in tmp_path.glob("global_step_*/**/*") if path.is_file())]
     before = {path: path.read_bytes() for path in checkpoint}
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        with pytest.raises(ServerError, match=f"The agl-server at {url} was not reachable for 0 s"):
-            run_life(run, tmp_path, url)
+    with pytest.raises(ServerError, match=f"The agl-server at {free_url} was not reachable for 0 s"):
+        run_life(run, tmp_path, free_url)
     assert {path: path.read_bytes() for path in checkpoint} == before
     second = run_life(run, tmp_path, server.url)
     assert_continues(uninterrupted(run, server), first, second)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -67,14 +66,6 @@ def client_of() -> Iterator[Callable[..., Any]]:
     yield build
     for client in clients:
         client.close()
-
-
-@pytest.fixture
-def free_url() -> str:
-    """A loopback address at which nothing listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 # --- waiting ------------------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ class InFlightRolloutManager(_Manager):
         self._hooked = rollout.rollout_id, given
 
     def _has_run(self, rollout: Any) -> bool:
-        """Whether the hook of a rollout has just run; what it has changed shows from here on."""
+        """Tell whether the hook of a rollout has just run; what it has changed shows from here on."""
         if self._hooked is None or rollout.rollout_id != self._hooked[0]:
             return False
         vars(rollout).update(vars(self._hooked[1]))
@@ -142,11 +142,11 @@ class InFlightRolloutManager(_Manager):
         return kept_events(known.finished, format="triplet") if known.doubted and known.finished else []
 
     def _is_read_at_once(self, known: Tracked) -> bool:
-        """Whether the loop builds the sample of a rollout next: nobody waits for a sibling."""
+        """Tell whether the loop builds the sample of a rollout next: nobody waits for a sibling."""
         return internals.rollouts_per_group(self) == 1 or not known.is_train
 
     def _is_proven(self, known: Tracked, triplets: list[Any]) -> bool:
-        """Whether a success is its own, as far as can be seen.
+        """Tell whether a success is its own, as far as can be seen.
 
         A reward may still come to the server that has the rollout; to what is served only a hook could post one,
         and that has run.

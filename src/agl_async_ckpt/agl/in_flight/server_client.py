@@ -192,7 +192,7 @@ class ServerClient(wrapt.ObjectProxy):
         return response
 
     def _is_passing_404(self, url: str, response: httpx.Response) -> bool:
-        """Whether "not found" was said by something before a server that has gone; else the address is wrong.
+        """Tell whether "not found" was said by something before a server that has gone; else the address is wrong.
 
         The server misses nothing but rollouts, and names them in the detail of a JSON answer. An error page may name
         the whole URL, too.

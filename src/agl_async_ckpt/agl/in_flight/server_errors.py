@@ -64,7 +64,7 @@ def _cause(error: Exception) -> str:
 
 
 def _misses_rollout(error: Exception) -> bool:
-    """Whether "not found" is said of a rollout; an agl-server misses nothing else."""
+    """Tell whether "not found" is said of a rollout; an agl-server misses nothing else."""
     return (
         isinstance(error, httpx.HTTPStatusError)
         and error.response.status_code == 404

@@ -41,5 +41,5 @@ def rollout_of(url: str) -> str | None:
 
 
 def posts_event(url: str) -> bool:
-    """Whether a post to a URL records an event; the server gives events no id, so it cannot tell a repetition."""
+    """Tell whether a post to a URL records an event; the server gives events no id, so it cannot tell a repetition."""
     return re.fullmatch(r"/api/rollouts/[^/]+/attempt/[^/]+/events", url) is not None
