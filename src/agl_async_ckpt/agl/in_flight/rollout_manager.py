@@ -14,7 +14,7 @@ from agl_async_ckpt.agl.in_flight.carry_over import Tracked
 from agl_async_ckpt.agl.in_flight.keeper import RolloutKeeper
 from agl_async_ckpt.agl.in_flight.kept_events import has_answer, has_reward, kept_events, measured, with_event
 from agl_async_ckpt.agl.in_flight.server_errors import named, server_error
-from agl_async_ckpt.agl.in_flight.standing import Standing
+from agl_async_ckpt.agl.in_flight.standing import Fate, Standing
 from agl_async_ckpt.exceptions import UnknownRolloutError
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class InFlightRolloutManager(_Manager):
         except UnknownRolloutError:
             if self._looks or known is None or known.finished is None:
                 raise
-            known.standing = Standing.SERVED
+            self.keeper.groups.settle({rollout_id: Fate.SERVED}, doubted=False)
             return kept_events(known.finished, **kwargs)
         if not kwargs.get("format") and not kwargs.get("event_type"):
             self.keeper.groups.last_read = rollout_id, list(events)
@@ -190,7 +190,7 @@ class InFlightRolloutManager(_Manager):
             except UnknownRolloutError:
                 if known is None or known.finished is None:
                     raise
-                known.standing = Standing.SERVED
+                self.keeper.groups.settle({rollout_id: Fate.SERVED}, doubted=False)
         assert known.finished is not None, "what is served is kept"
         posted = internals.recorded_event(rollout_id, attempt_id, event)
         self.keeper.groups.keep(rollout_id, *with_event(known.finished, posted), is_worth=known.is_worth)
