@@ -62,8 +62,8 @@ class SteppedTrainer:
         done, trainer._carry_over_rollouts = everything[: self._batch * self._n], everything[self._batch * self._n :]
         result = {}, SimpleNamespace(non_tensor_batch={"uid": _object_array([item.data_id for item in done])})
         started = clock()
-        names = extension.ledger.enqueued(batch)
-        extension.ledger.completed(names, done, trainer._carry_over_rollouts)
+        names = extension.ledger.on_enqueued(batch)
+        extension.ledger.on_completed(names, done, trainer._carry_over_rollouts)
         extension.on_step_done(trainer, result)
         return ours + clock() - started, noting
 

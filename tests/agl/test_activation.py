@@ -187,7 +187,7 @@ def test_plugin_works_where_the_trainer_module_is_the_first_to_import_verl() -> 
 # --- trainer classes ----------------------------------------------------------------------------------------------
 
 
-IDLE = SimpleNamespace(life=None, step_end=SimpleNamespace(request=None, saved=lambda _trainer: None))
+IDLE = SimpleNamespace(life=None, step_end=SimpleNamespace(request=None, on_saved=lambda _trainer: None))
 """The extension of a trainer that neither saves positions nor was asked to stop."""
 
 

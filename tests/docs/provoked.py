@@ -147,13 +147,13 @@ def _training_stopped() -> None:
     from omegaconf import OmegaConf
 
     section = OmegaConf.create({"default_local_dir": str(OUT), "save_freq": -1})
-    end = StepEnd(AsyncCheckpointConfig(), section, save=lambda: end.saved(SimpleNamespace(global_steps=40)))
+    end = StepEnd(AsyncCheckpointConfig(), section, save=lambda: end.on_saved(SimpleNamespace(global_steps=40)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_store, "get_request", lambda: None)  # no Ray runs here
-        end.before_step(SimpleNamespace(global_steps=40))
+        end.on_step_begins(SimpleNamespace(global_steps=40))
         (OUT / STOP_NAME).write_text(StopRequest(time.time(), "agl-async-ckpt stop", "node-3", 4711).to_json())
-        end.after_step(SimpleNamespace(global_steps=40))
-        end.before_step(SimpleNamespace(global_steps=41))
+        end.on_step_ends(SimpleNamespace(global_steps=40))
+        end.on_step_begins(SimpleNamespace(global_steps=41))
 
 
 def _stop_requested() -> None:

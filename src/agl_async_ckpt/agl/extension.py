@@ -188,7 +188,7 @@ class Extension:
         if self.ledger is None:
             return
         if step is not None:
-            self.ledger.saved(step)
+            self.ledger.on_save(step)
         try:
             self.ledger.sync()
         except StateWriteError as error:
@@ -205,7 +205,7 @@ class Extension:
         if self.life is not None:
             self.life.check_first_pull(batch)
         if self.ledger is not None:
-            self.ledger.pulled(trainer, batch)
+            self.ledger.on_pulled(trainer, batch)
         if self.life is not None:
             self.life.check_pulled()
 
@@ -217,7 +217,7 @@ class Extension:
             result: What `_train_step` returned: None, or (metrics, training batch).
         """
         if self.ledger is not None:
-            self.ledger.step_done(trainer, self._in_flight(trainer), result)
+            self.ledger.on_step_done(trainer, self._in_flight(trainer), result)
         self.add_metrics(result)
 
     def add_metrics(self, result: Any) -> None:

@@ -121,7 +121,7 @@ class Recorder:
 
     # --- what the trainer does --------------------------------------------------------------------------------------
 
-    def pulled(self, trainer: internals.Trainer, batch: Any) -> None:
+    def on_pulled(self, trainer: internals.Trainer, batch: Any) -> None:
         """Note what one pull of a step has brought: `batch`, of which the buffered rows come first."""
         num_known = len(self._buffered)
         buffered = internals.buffered_batch(trainer)
@@ -135,7 +135,7 @@ class Recorder:
         self._handed_out += handed_out
         self._columns.update(batch)
 
-    def enqueued(self, data: Mapping[str, Any]) -> list[InputName]:
+    def on_enqueued(self, data: Mapping[str, Any]) -> list[InputName]:
         """Name the rows that are about to be enqueued; a trainer may have sorted, filtered or changed what it pulled.
 
         Args:
@@ -146,11 +146,11 @@ class Recorder:
         self._enqueued += names
         return names
 
-    def completed(self, names: Sequence[InputName], completed: Sequence[Any], carry_over: Iterable[Any]) -> None:
+    def on_completed(self, names: Sequence[InputName], completed: Sequence[Any], carry_over: Iterable[Any]) -> None:
         """Note what came of it: `CompletedRollout`s, and `EnqueuedRollout`s that are carried over.
 
         Args:
-            names: What `enqueued` returned.
+            names: What `on_enqueued` returned.
             completed: Finished.
             carry_over: Unfinished.
         """
@@ -161,7 +161,7 @@ class Recorder:
                 self._names[data_id] = names[place]
         self._completed = [*(self._completed or ()), *done]
 
-    def step_done(self, trainer: internals.Trainer, in_flight: Sequence[Any], result: Any) -> None:
+    def on_step_done(self, trainer: internals.Trainer, in_flight: Sequence[Any], result: Any) -> None:
         """Write the line of a step, if the trainer has shown what it trained.
 
         Args:
@@ -200,7 +200,7 @@ class Recorder:
         self._rows.forget_all_but(self._buffered)
         self._begin_step()
 
-    def saved(self, step: int) -> None:
+    def on_save(self, step: int) -> None:
         """Write that steps up to `step`, which is being saved, are without a line, if they are."""
         if step > self._last_line:
             self._warn()
@@ -272,7 +272,7 @@ class NotingManager(_Manager):
 
     def enqueue_and_wait_until_group_completed(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Enqueue and wait as the manager does."""
-        names = self.recorder.enqueued(data)
+        names = self.recorder.on_enqueued(data)
         completed, carry_over = super().enqueue_and_wait_until_group_completed(data, *args, **kwargs)
-        self.recorder.completed(names, completed, carry_over)
+        self.recorder.on_completed(names, completed, carry_over)
         return completed, carry_over

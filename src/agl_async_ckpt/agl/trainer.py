@@ -33,12 +33,12 @@ FRAMEWORKS = ("agentlightning", "verl")
 def _do_step(trainer: CheckpointOverrides, train_step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Do one training step of `trainer`, and what goes before and after it."""
     extension = trainer._async_ckpt
-    extension.step_end.before_step(trainer)
+    extension.step_end.on_step_begins(trainer)
     if extension.life is not None:
         extension.life.on_step()
     result = _train(trainer, partial(train_step, *args, **kwargs))
     extension.on_step_done(trainer, result)  # None: no trainable batch, the step number advances without a save
-    extension.step_end.after_step(trainer)
+    extension.step_end.on_step_ends(trainer)
     return result
 
 
@@ -106,7 +106,7 @@ class CheckpointOverrides(_Trainer):
             TrainingStopped: A stop was asked for; what was trained is saved.
         """
         extension, step_end = self._async_ckpt, self._async_ckpt.step_end
-        step_end.begin()
+        step_end.on_fit_begins()
         # Attributes of the instance, which the loop finds first: methods of a trainer of one's own are followed whether
         # they call `super()` or not.
         own_step, own_manager = self._train_step, self._make_rollout_manager
@@ -114,7 +114,7 @@ class CheckpointOverrides(_Trainer):
         self._make_rollout_manager = lambda manager_cls: own_manager(extension.manager_class(manager_cls))
         try:
             result = super().fit()
-            step_end.after_loop(self)
+            step_end.on_loop_ends(self)
             extension.on_training_done()
             return result
         except TrainingStopped as error:
@@ -145,7 +145,7 @@ class CheckpointOverrides(_Trainer):
         if life is not None and step_end.request is not None:
             keep_ended(self, life.keeper.groups)
         result = save_checkpoint(self, self._async_ckpt, super()._save_checkpoint)
-        step_end.saved(self)
+        step_end.on_saved(self)
         return result
 
     def _load_checkpoint(self) -> Any:

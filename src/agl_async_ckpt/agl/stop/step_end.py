@@ -54,9 +54,9 @@ class StepEnd:
         self._save = save
         self._lookup = StopLookup(config, section)
         self.answer = self._lookup.answer
-        self.begin()
+        self.on_fit_begins()
 
-    def begin(self) -> None:
+    def on_fit_begins(self) -> None:
         """Forget an earlier `fit()` of the same trainer."""
         self.request: StopRequest | None = None
         self.last_step: int | None = None
@@ -108,7 +108,7 @@ class StepEnd:
         if self._asked_to_stop():
             raise ValidationLeft
 
-    def before_step(self, trainer: internals.Trainer) -> None:
+    def on_step_begins(self, trainer: internals.Trainer) -> None:
         """Save the step before if the loop has not: after one without a batch it never does. Then stop, if asked to.
 
         Raises:
@@ -122,7 +122,7 @@ class StepEnd:
             raise self._stopped(int(trainer.global_steps) - 1)
         self._step_began = time.monotonic()
 
-    def after_step(self, trainer: internals.Trainer) -> None:
+    def on_step_ends(self, trainer: internals.Trainer) -> None:
         """Decide about the step that has just ended, `trainer.global_steps`."""
         self.last_step = int(trainer.global_steps)
         self._longest_step_s = max(self._longest_step_s, time.monotonic() - self._step_began)
@@ -132,13 +132,13 @@ class StepEnd:
             log.info("Saving step %d: %s.", self.last_step, reason)
             self._set_freq(ALWAYS)
 
-    def saved(self, trainer: internals.Trainer) -> None:
+    def on_saved(self, trainer: internals.Trainer) -> None:
         """Note a save, in or out of turn."""
         self._saved_step = int(trainer.global_steps)
         self._saved_at = time.monotonic()
         self._due = False
 
-    def after_loop(self, trainer: internals.Trainer) -> None:
+    def on_loop_ends(self, trainer: internals.Trainer) -> None:
         """Save what is left to save after the last step.
 
         Raises:
