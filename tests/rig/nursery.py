@@ -49,6 +49,7 @@ class Nursery:
     def _read(self) -> None:
         for line in self._process.stdout:
             self._answers.put(line)
+        self._answers.put(b"")  # it has ended: nobody waits for an answer any more
 
     def wait_ready(self) -> None:
         """Wait until the frameworks are imported."""
@@ -82,11 +83,10 @@ def nursery_of(entry: str, folder: Path) -> Iterator[Nursery]:
 
 def preload(entry: str) -> Entry:
     """Import what a life needs; the function that a child runs."""
-    import agl_async_ckpt.agl.trainer
+    import agl_async_ckpt.agl.async_checkpoint_trainer  # noqa: F401
     from tests.rig.life import warm_up
     from tests.rig.standins import _retention_class
 
-    assert agl_async_ckpt.agl.trainer.AsyncCheckpointTrainer
     _retention_class()
     module, _, function = entry.partition(":")
     found = getattr(importlib.import_module(module), function)
