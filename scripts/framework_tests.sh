@@ -4,5 +4,5 @@
 # over the same few calls of the frameworks, and take minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-grep -rlE '^ *(from|import) (tests\.(rig|contract|switch_on)|verl|agentlightning|torchdata)' tests/{agl,ledger,yardstick} --include="test_*.py" |
+grep -rlE '^ *(from|import) (tests\.(rig|contract|switch_on)|verl|agentlightning|torchdata)' tests/{agl,ledger,rig,yardstick} --include="test_*.py" |
   grep -vE '_(property|changes)\.py$|test_changed_settings\.py$'
