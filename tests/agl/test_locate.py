@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agl_async_ckpt.agl.locate import explicit_step, follow, locate, output_folder, verl_choice
+from agl_async_ckpt.agl.locate import accept, explicit_step, locate, output_folder, verl_choice
 from agl_async_ckpt.exceptions import CheckpointNotFoundError, StateMismatchError
 from agl_async_ckpt.folder.decision import decide_latest
 from agl_async_ckpt.storage.layout import FILE_NAME, LOADER_FILE_NAME, SEAL_NAME, TRACKER_NAME, step_name
@@ -74,7 +74,7 @@ def test_tracker_that_cannot_be_followed_gives_the_newest_complete_step(
     else:
         (out / TRACKER_NAME).write_text(tracker)
     with caplog.at_level(logging.WARNING):
-        assert follow(decide_latest(out)) == out / "global_step_6"
+        assert accept(decide_latest(out)) == out / "global_step_6"
     (message,) = caplog.messages
     assert str(out / TRACKER_NAME) in message
     assert says in message
@@ -85,31 +85,31 @@ def test_selected_step_that_is_incomplete_is_passed_over(out: Path, caplog: pyte
     """The reason and the step that is taken instead are said."""
     (out / "global_step_6" / SEAL_NAME).unlink()
     (out / "global_step_6" / LOADER_FILE_NAME).unlink(missing_ok=True)
-    assert follow(decide_latest(out)) == out / "global_step_4"
+    assert accept(decide_latest(out)) == out / "global_step_4"
     assert f"{out / 'global_step_6'} is not complete (" in caplog.messages[0]
 
 
 def test_selected_step_with_a_damaged_input_file_is_left_to_be_refused(out: Path) -> None:
     """No crash leaves that behind, so it does not give way silently; reading it is an error."""
     (out / "global_step_6" / FILE_NAME).write_bytes(b"")
-    assert follow(decide_latest(out)) == out / "global_step_6"
+    assert accept(decide_latest(out)) == out / "global_step_6"
 
 
 def test_selected_step_of_the_plain_trainer_is_taken_as_it_is(out: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whether it may lack an input state is for the caller to say."""
     plain_save(out, 8)
-    assert follow(decide_latest(out)) == out / "global_step_8"
+    assert accept(decide_latest(out)) == out / "global_step_8"
     assert caplog.messages == []
 
 
 def test_unsealed_step_counts_only_if_the_tracker_names_it(out: Path) -> None:
     """A save that died before its tracker is not chosen, though it is the newest."""
     save_step(out, 8, sealed=False)
-    assert follow(decide_latest(out)) == out / "global_step_8"
+    assert accept(decide_latest(out)) == out / "global_step_8"
     (out / TRACKER_NAME).write_text("6")
-    assert follow(decide_latest(out)) == out / "global_step_6"
+    assert accept(decide_latest(out)) == out / "global_step_6"
     (out / TRACKER_NAME).write_text("")
-    assert follow(decide_latest(out)) == out / "global_step_6"
+    assert accept(decide_latest(out)) == out / "global_step_6"
 
 
 def test_steps_of_which_none_is_complete_are_an_error(out: Path) -> None:
@@ -119,7 +119,7 @@ def test_steps_of_which_none_is_complete_are_an_error(out: Path) -> None:
     (out / "global_step_6" / SEAL_NAME).unlink()
     (out / TRACKER_NAME).write_text("")
     with pytest.raises(StateMismatchError) as caught:
-        follow(decide_latest(out))
+        accept(decide_latest(out))
     lines = str(caught.value).splitlines()
     assert lines[0] == f"No checkpoint in {out} is complete, and training from scratch would lose them silently."
     reasons = [line for line in lines if line.startswith("  global_step_")]
@@ -132,7 +132,7 @@ def test_newest_means_highest_number(tmp_path: Path) -> None:
     for step in (9, 10):
         save_step(tmp_path, step)
     (tmp_path / TRACKER_NAME).write_text("")
-    assert follow(decide_latest(tmp_path)) == tmp_path / "global_step_10"
+    assert accept(decide_latest(tmp_path)) == tmp_path / "global_step_10"
 
 
 @pytest.mark.parametrize("tracker", ["5", "", "release"])
@@ -141,7 +141,7 @@ def test_tracker_beside_no_step_is_said_and_starts_from_scratch(
 ) -> None:
     """Nothing can be lost, but somebody may have expected a resume."""
     (tmp_path / TRACKER_NAME).write_text(tracker)
-    assert follow(decide_latest(tmp_path)) is None
+    assert accept(decide_latest(tmp_path)) is None
     (message,) = caplog.messages
     assert message.endswith("and there is no checkpoint beside it: training from scratch.")
 

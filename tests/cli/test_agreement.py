@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agl_async_ckpt.agl.in_flight.keeper import Outcome
-from agl_async_ckpt.agl.locate import follow
+from agl_async_ckpt.agl.locate import accept
 from agl_async_ckpt.agl.report import ResumeReport
 from agl_async_ckpt.agl.resume import verified_state
 from agl_async_ckpt.cli.findings import verify_folder, verify_step
@@ -32,7 +32,7 @@ def resume(out: Path) -> tuple[str, Path | None]:
     """What the resume's own functions do with an output folder: the action, and the step or the error's text."""
     try:
         decision = decide_latest(out)
-        step_dir = follow(decision)
+        step_dir = accept(decision)
         state = None if step_dir is None else verified_state(step_dir, "error")
         read_run(out)  # as `begin_life` does before anything is loaded
     except AsyncCheckpointError as error:
@@ -91,7 +91,7 @@ def test_folder_has_a_problem_exactly_if_a_start_warns_repairs_or_refuses_for_it
     report = verify_folder(damaged, list_steps(damaged))
     with caplog.at_level(logging.WARNING):
         try:
-            follow(decide_latest(damaged))
+            accept(decide_latest(damaged))
             read_run(damaged)
         except AsyncCheckpointError:
             troubled = True

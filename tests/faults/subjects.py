@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from omegaconf import OmegaConf
 
 from agl_async_ckpt.agl import internals
-from agl_async_ckpt.agl.locate import follow
+from agl_async_ckpt.agl.locate import accept
 from agl_async_ckpt.agl.retention import remove_leftovers
 from agl_async_ckpt.folder import models, run_identity, seal
 from agl_async_ckpt.folder.decision import decide_latest
@@ -131,7 +131,7 @@ class WriterSubject:
 
     def start(self) -> Start:
         """Decide, as a start does, and read everything that the chosen step holds."""
-        step_dir = follow(decide_latest(self.folder))
+        step_dir = accept(decide_latest(self.folder))
         remove_leftovers(self.folder)
         if step_dir is None:
             return Start(0)

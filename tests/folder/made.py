@@ -183,6 +183,10 @@ def _went_back(step: int, saved: int | None = None) -> Callable[[Path], Any]:
     return damage
 
 
+def _link_state(target: str) -> Callable[[Path], Any]:
+    return _do(lambda out: STATE(out).unlink(), lambda out: STATE(out).symlink_to(target))
+
+
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "nothing": lambda _out: None,
     "tracker_empty": _tracker(""),
@@ -200,6 +204,8 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "state_of_another_step": _copy_of_step_4,
     "state_holds_code": code_in_the_file,
     "state_removed": lambda out: STATE(out).unlink(),
+    "state_is_a_link_to_nowhere": _link_state("nowhere"),
+    "state_is_a_link_to_itself": _link_state(FILE_NAME),
     "state_and_seal_removed": _do(lambda out: STATE(out).unlink(), lambda out: SEAL(out).unlink()),
     "state_and_seal_of_an_older_step_removed": _do(
         lambda out: (out / "global_step_4" / FILE_NAME).unlink(),

@@ -28,10 +28,10 @@ def locate(trainer: internals.Trainer) -> Path | None:
         CheckpointNotFoundError: An explicit path is no checkpoint folder.
         StateMismatchError: There are steps, and none of them is complete.
     """
-    return follow(decide(trainer))
+    return accept(choose_start(trainer))
 
 
-def decide(trainer: internals.Trainer) -> Decision:
+def choose_start(trainer: internals.Trainer) -> Decision:
     """Decide where a start begins, without acting on it.
 
     Raises:
@@ -45,7 +45,7 @@ def decide(trainer: internals.Trainer) -> Decision:
     return decide_latest(output_folder(trainer))
 
 
-def follow(decision: Decision) -> Path | None:
+def accept(decision: Decision) -> Path | None:
     """Return the folder to resume from, and log what is doubtful about it.
 
     Raises:

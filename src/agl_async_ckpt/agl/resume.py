@@ -13,7 +13,7 @@ from agl_async_ckpt.agl.extension import Extension
 from agl_async_ckpt.agl.inputs.fingerprint import refusal
 from agl_async_ckpt.agl.inputs.loader_position import loader_differences, open_loader, order_differences
 from agl_async_ckpt.agl.life import Life
-from agl_async_ckpt.agl.locate import decide, follow, locate, output_folder, verl_choice
+from agl_async_ckpt.agl.locate import accept, choose_start, locate, output_folder, verl_choice
 from agl_async_ckpt.agl.retention import remove_leftovers
 from agl_async_ckpt.codec.loader_state import pass_has_ended, rows_yielded
 from agl_async_ckpt.config import SECTION
@@ -55,8 +55,8 @@ def load_checkpoint(trainer: internals.Trainer, extension: Extension, verl_load:
     internals.set_buffered_batch(trainer, None)
     folder = output_folder(trainer)
     _enter(trainer, extension, folder)
-    decision = decide(trainer)
-    step_dir = follow(decision)
+    decision = choose_start(trainer)
+    step_dir = accept(decision)
     state = None if step_dir is None else verified_state(step_dir, extension.config.on_mismatch)
     fits = state is None or step_dir is None or _fits(trainer, extension, state, step_dir)
     own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
@@ -97,9 +97,9 @@ def _load_for_evaluation(trainer: internals.Trainer, extension: Extension, verl_
     """
     step_dir = verl_choice(trainer)
     if step_dir is None and extension.config.enabled:
-        decision = decide(trainer)
+        decision = choose_start(trainer)
         if decision.error is None:
-            step_dir = follow(decision)
+            step_dir = accept(decision)
         else:
             log.warning("%s", decision.error)
     if step_dir is None and trainer.config.trainer.resume_mode != "disable":

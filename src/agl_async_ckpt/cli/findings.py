@@ -174,7 +174,8 @@ def _judge_tracker(folder: Path, steps: Sequence[StepInfo], report: Report) -> N
             f"resumes from {decision.step_dir} and repairs the tracker" if decision.step_dir else "begins from scratch"
         )
         act = f"Nothing, if that is wanted: a start with resume_mode=auto {taken}."
-        report.problems.append(Finding(path, decision.warning.partition(". Resuming from")[0], act))
+        reason = decision.doubt if decision.step_dir and decision.doubt else decision.warning
+        report.problems.append(Finding(path, reason, act))
     elif steps and all(not has_state(step.path) for step in steps):
         report.notes.append(Finding(folder, f"all {len(steps)} steps here were {PLAIN.partition(':')[0]}"))
 

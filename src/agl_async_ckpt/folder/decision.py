@@ -28,14 +28,23 @@ class Decision:
     Attributes:
         step_dir: `global_step_<N>` to resume from; None to train from scratch.
         reason: Why, to follow the path or "training from scratch".
-        warning: What is wrong with the folder, though the start goes on.
+        doubt: What is wrong with the folder, though the start goes on.
         error: Why the start is refused; then there is no `step_dir`.
     """
 
     step_dir: Path | None = None
     reason: str = ""
-    warning: str | None = None
+    doubt: str | None = None
     error: AsyncCheckpointError | None = None
+
+    @property
+    def warning(self) -> str | None:
+        """What a start logs of its doubt."""
+        if self.doubt is None:
+            return None
+        if self.step_dir is None:
+            return f"{self.doubt}: training from scratch."
+        return f"{self.doubt}. Resuming from {self.reason}, {self.step_dir}."
 
 
 @dataclass(frozen=True)
@@ -81,11 +90,11 @@ def _decide_latest(folder: Path) -> Decision:
         if tracker is None:
             return Decision(reason=f"there is no checkpoint in {folder}")
         doubt = f"{_doubt(folder, tracker, None)}, and there is no checkpoint beside it"
-        return Decision(reason=doubt, warning=f"{doubt}: training from scratch.")
+        return Decision(reason=doubt, doubt=doubt)
     branch = [step for step in steps if not step.abandoned]
     newest = next((step for step in reversed(branch) if step.complete), None)
     if newest is None and (fact := _nothing_to_lose(folder, steps, branch, tracker)) is not None:
-        return Decision(reason=fact, warning=f"{fact}: training from scratch.")
+        return Decision(reason=fact, doubt=fact)
     if newest is None:
         return Decision(error=_none_complete(folder, steps))
     if selected is not None and not selected.abandoned and selected.trailer is None:
@@ -93,7 +102,7 @@ def _decide_latest(folder: Path) -> Decision:
     return Decision(
         newest.path,
         "the newest complete checkpoint",
-        f"{_doubt(folder, tracker, selected)}. Resuming from the newest complete checkpoint, {newest.path}.",
+        _doubt(folder, tracker, selected),
     )
 
 

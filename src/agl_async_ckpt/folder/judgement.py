@@ -98,11 +98,12 @@ def _read(path: Path) -> tuple[Trailer | None, InputState | None, AsyncCheckpoin
 
 
 def has_state(step_dir: Path) -> bool:
-    """Tell whether a step has an input state, whole or not; a link that leads nowhere is none.
+    """Tell whether a step has an input state, whole or not, or a link in its place.
 
     In a step that may not be looked into it has one: reading it says why it cannot be used.
     """
-    return _may_exist(step_dir / FILE_NAME)
+    path = step_dir / FILE_NAME
+    return _may_exist(path) or path.is_symlink()
 
 
 def missing_state(step_dir: Path) -> MissingStateError | None:

@@ -182,7 +182,7 @@ def inspect_step(
     except AsyncCheckpointError as error:
         about_file.append(str(error))
         # One look: a file that a trainer publishes right after it must not count as one that cannot be read.
-        has_state = not isinstance(error, CheckpointNotFoundError) or (path / FILE_NAME).is_symlink()
+        has_state = not isinstance(error, CheckpointNotFoundError)
     try:
         seal = read_seal(path)
     except AsyncCheckpointError as error:

@@ -120,6 +120,8 @@ def _open(path: str | os.PathLike[str], where: str = "") -> Generator[_File]:
     try:
         fd, size = open_regular(path)
     except (FileNotFoundError, NotADirectoryError) as error:
+        if os.path.islink(path):  # noqa: PTH114 - a path of any kind
+            raise DamagedStateError(f"{where} cannot be read: it is a link that leads nowhere.") from error
         raise CheckpointNotFoundError(f"There is no input state {where}.") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
