@@ -85,7 +85,22 @@ def test_validation_before_the_first_step_may_save(
         assert_resumed(truth, interrupted(scene, server, tmp_path, *ends))
 
 
-@pytest.mark.parametrize("own_trainer", [own_fit, own_manager])
+def manager_with_names(base: type) -> type:
+    """A manager of one's own, with attributes of its own under names that anybody may use."""
+
+    class Own(base):
+        def _make_rollout_manager(self, manager_cls: type) -> Any:
+            class Mine(manager_cls):
+                def __init__(self, *args: Any, **kwargs: Any) -> None:
+                    self.keeper = self.recorder = self.validations = self.life = {}
+                    super().__init__(*args, **kwargs)
+
+            return super()._make_rollout_manager(Mine)
+
+    return Own
+
+
+@pytest.mark.parametrize("own_trainer", [own_fit, own_manager, manager_with_names])
 @pytest.mark.parametrize(
     "end",
     [

@@ -139,12 +139,12 @@ class Extension:
     def manager_class(self, manager_cls: type) -> type:
         """Return the class of rollout managers that works for this `fit()`."""
         if self.ledger is not None:
-            manager_cls = internals.with_mixin(manager_cls, NotingManager, recorder=self.ledger)
+            manager_cls = internals.with_mixin(manager_cls, NotingManager, _async_ckpt_recorder=self.ledger)
         if self.life is not None:
-            return internals.with_mixin(manager_cls, InFlightRolloutManager, keeper=self.life.keeper)
+            return internals.with_mixin(manager_cls, InFlightRolloutManager, _async_ckpt_keeper=self.life.keeper)
         if not self.config.enabled:
             return manager_cls
-        return internals.with_mixin(manager_cls, LeavableManager, validations=self._validations)
+        return internals.with_mixin(manager_cls, LeavableManager, _async_ckpt_validations=self._validations)
 
     # --- the ledger -------------------------------------------------------------------------------------------------
 

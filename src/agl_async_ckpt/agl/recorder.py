@@ -268,11 +268,11 @@ def _read(output_dir: Path) -> Ledger | None:
 class NotingManager(_Manager):
     """The extension of agent-lightning's asynchronous rollout manager that notes what goes in and comes out."""
 
-    recorder: Recorder
+    _async_ckpt_recorder: Recorder
 
     def enqueue_and_wait_until_group_completed(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Enqueue and wait as the manager does."""
-        names = self.recorder.on_enqueued(data)
+        names = self._async_ckpt_recorder.on_enqueued(data)
         completed, carry_over = super().enqueue_and_wait_until_group_completed(data, *args, **kwargs)
-        self.recorder.on_completed(names, completed, carry_over)
+        self._async_ckpt_recorder.on_completed(names, completed, carry_over)
         return completed, carry_over

@@ -184,8 +184,11 @@ def _judge_proof_of_life(folder: Path, run: RunIdentity | None, report: Report) 
     path = folder / ALIVE_FILE_NAME
     try:
         known = read_record(folder)
-    except DamagedStateError:
-        report.notes.append(Finding(path, "cannot be read: a resume runs rollouts again that ended before it"))
+    except DamagedStateError as error:
+        kind = type(error.__cause__).__name__
+        report.notes.append(
+            Finding(path, f"cannot be read ({kind}): a resume runs rollouts again that ended before it")
+        )
         return
     if known is not None and run is not None and known.run_id != run.run_id and known.lives:
         report.notes.append(Finding(path, "of another run: a resume takes no notice of it"))

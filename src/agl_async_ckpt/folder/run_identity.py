@@ -65,8 +65,13 @@ def read_run(output_dir: Path) -> RunIdentity | None:
     Raises:
         DamagedStateError: The file is there and cannot be used.
     """
-    act = "It names the run of this output folder. Restore it, or remove it to give the folder a new run id."
-    return read_json(output_dir / RUN_FILE_NAME, RunIdentity, _MAX_BYTES, act=act)
+    return read_json(
+        output_dir / RUN_FILE_NAME,
+        RunIdentity,
+        _MAX_BYTES,
+        meaning="It names the run of this output folder.",
+        act="Restore it, or remove it to give the folder a new run id.",
+    )
 
 
 def begin_life(output_dir: Path, *, parent_run_id: str | None = None, branch: Branch | None = None) -> RunIdentity:

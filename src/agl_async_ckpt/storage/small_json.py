@@ -68,7 +68,9 @@ class Format:
             )
 
 
-def read_json(path: Path, cls: type[T], max_bytes: int, *, kind: Format | None = None, act: str = "") -> T | None:
+def read_json(
+    path: Path, cls: type[T], max_bytes: int, *, kind: Format | None = None, meaning: str = "", act: str = ""
+) -> T | None:
     """Read a small JSON file; None if there is none.
 
     Args:
@@ -76,6 +78,7 @@ def read_json(path: Path, cls: type[T], max_bytes: int, *, kind: Format | None =
         cls: Dataclass that declares its fields.
         max_bytes: A longer one is damaged.
         kind: What it must name itself.
+        meaning: What it is for, in a sentence, for whoever has to act.
         act: What to do about a damaged one.
 
     Raises:
@@ -89,11 +92,11 @@ def read_json(path: Path, cls: type[T], max_bytes: int, *, kind: Format | None =
     except UnsupportedVersionError:
         raise
     except PermissionError as error:
-        act = "Have its owner make it readable for this user."
+        act = f"{meaning} Have its owner make it readable for this user.".lstrip()
         raise DamagedStateError(f"{path} cannot be read: {error.strerror}.", act=act) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DamagedStateError(f"{path} cannot be read: {reason}.", act=act) from error
+        raise DamagedStateError(f"{path} cannot be read: {reason}.", act=f"{meaning} {act}".strip()) from error
 
 
 def parse_json(text: str | bytes, cls: type[T], where: str, *, kind: Format | None = None) -> T:
@@ -198,11 +201,12 @@ def _fit_all(values: list[Any], kind: Any) -> Iterable[Any]:
 def _words(kind: Any) -> str:
     origin, args = _parts(kind)
     if origin is Annotated:
-        return f"{_words(args[0])} {args[1]}"
+        is_size = get_origin(args[0]) in (tuple, Mapping)
+        return f"{_words(args[0])}{', ' if is_size else ' '}{args[1]}{' of them' if is_size else ''}"
     if origin in (Union, UnionType, Literal):
         return " or ".join(arg if isinstance(arg, str) else _words(arg) for arg in args)
     if origin in (tuple, Mapping):
-        parts = ", ".join("..." if arg is Ellipsis else _words(arg) for arg in args)
+        parts = ", ".join(_words(arg) for arg in args if arg is not Ellipsis)
         return f"{'a list' if origin is tuple else 'an object'} of {parts}"
     return "null" if kind is NoneType else kind.__name__
 

@@ -72,6 +72,8 @@ def test_digest_is_the_same_in_another_process() -> None:
         ({"b": 1, "a": 2}, {"a": 2, "b": 1}),
         ({np.str_("a"): 1, np.int64(2): 3}, {"a": 1, 2: 3}),
         ([{"a": np.float64(1.5)}, [np.int8(2)]], [{"a": 1.5}, [2]]),
+        ({1: 2}, {"1": 2}),  # as JSON posts it
+        ({True: 1, None: 2, 0.5: 3, np.int64(7): 4}, {"true": 1, "null": 2, "0.5": 3, "7": 4}),
     ],
 )
 def test_digest_looks_at_the_value_and_not_at_its_container(value: Any, same: Any) -> None:
@@ -221,3 +223,15 @@ def test_real_trainer_hands_on_the_very_objects_that_it_has_pulled(
     steps = [entry for entry in read_ledger(tmp_path).entries if isinstance(entry, Step)]
     assert len(steps) > 2
     assert len(digested) == sum(count for step in steps for _, count in step.drawn)
+
+
+@pytest.mark.parametrize("pair", [(1, True), (1, 1.0), (0.0, -0.0), (True, 1.0), (0, False)])
+@pytest.mark.parametrize("of_type", [objects, np.array])
+def test_equal_values_of_other_types_are_told_apart_at_the_enqueue(pair: tuple[Any, Any], of_type: Any) -> None:
+    """A trainer may filter what it has pulled: each row keeps the name that it was pulled with."""
+    columns = [of_type(*pair)] if of_type is objects else [np.array([value]) for value in pair]
+    batches = [{"q": objects(*["a"] * len(column)), "x": column} for column in columns]
+    names = RowNames(with_position=False)
+    pulled = [name for batch in batches for name in names.of_pulled(batch)]
+    assert len(set(pulled)) == 2
+    assert [name for batch in batches for name in names.of_enqueued(batch)] == pulled

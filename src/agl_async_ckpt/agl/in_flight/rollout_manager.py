@@ -30,15 +30,15 @@ class InFlightRolloutManager(_Manager):
     """The extension of a rollout manager that works for one life.
 
     Attributes:
-        keeper: What is known of the rollouts, and what is done about them.
+        _async_ckpt_keeper: What is known of the rollouts, and what is done about them.
         enqueued: The `EnqueuedRollout`s that this manager has created.
     """
 
-    keeper: RolloutKeeper
+    _async_ckpt_keeper: RolloutKeeper
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.client = self.keeper.client(self.client)
+        self.client = self._async_ckpt_keeper.client(self.client)
         self.enqueued: list[Any] = []
         self._hooks_act = internals.hooks_act(self)
         self._looks = False
@@ -46,9 +46,9 @@ class InFlightRolloutManager(_Manager):
         self._fresh: tuple[str, tuple[list[Any], list[Any]]] | None = None
 
     def register_model(self, server_addresses: list[str]) -> Any:
-        self.keeper.on_models_deleted()
+        self._async_ckpt_keeper.on_models_deleted()
         models = super().register_model(server_addresses)
-        self.keeper.on_models_registered(self)
+        self._async_ckpt_keeper.on_models_registered(self)
         return models
 
     def _create_rollouts(self, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ class InFlightRolloutManager(_Manager):
 
     def _get_rollout(self, rollout_id: str) -> Any:
         for _ in range(MAX_LOSSES):
-            known = self.keeper.groups.tracked.get(rollout_id)
+            known = self._async_ckpt_keeper.groups.tracked.get(rollout_id)
             self._looks = True
             try:
                 return self._look_at(rollout_id, known)
@@ -66,7 +66,7 @@ class InFlightRolloutManager(_Manager):
                     raise
             finally:
                 self._looks = False
-            rollout_id = self.keeper.recover(self, rollout_id)
+            rollout_id = self._async_ckpt_keeper.recover(self, rollout_id)
         raise server_error(
             self.client.base_url,
             f"did not know rollout {rollout_id} right after it was created, {MAX_LOSSES} times",
@@ -80,11 +80,11 @@ class InFlightRolloutManager(_Manager):
         else:
             with named(self.client, f"rollout {rollout_id}"):
                 rollout = super()._get_rollout(rollout_id)
-            self.keeper.on_found()
+            self._async_ckpt_keeper.on_found()
         if known is None or not internals.has_ended(rollout):
             return rollout
         if known.doubted and internals.has_failed(rollout):
-            return self._get_rollout(self.keeper.rerun(self, rollout_id))
+            return self._get_rollout(self._async_ckpt_keeper.rerun(self, rollout_id))
         try:
             self._run_hook(rollout)
             triplets = self._keep(rollout, known)
@@ -98,7 +98,7 @@ class InFlightRolloutManager(_Manager):
                 act="Look for what deletes it: a hook may.",
             ) from None
         if known.doubted and not self._is_proven(known, triplets):
-            return self._get_rollout(self.keeper.rerun(self, rollout_id))
+            return self._get_rollout(self._async_ckpt_keeper.rerun(self, rollout_id))
         known.doubted = False
         return rollout
 
@@ -130,14 +130,14 @@ class InFlightRolloutManager(_Manager):
     def _keep(self, rollout: Any, known: Tracked) -> list[Any]:
         """Fetch what a rollout has left, if it is asked for; return its triplet events if it is doubted."""
         rollout_id = rollout.rollout_id
-        wanted = self.keeper.groups.wants_events(rollout_id, hooks_act=self._hooks_act)
+        wanted = self._async_ckpt_keeper.groups.wants_events(rollout_id, hooks_act=self._hooks_act)
         is_doubted = known.doubted and known.finished is None
         if known.standing is not Standing.SERVED and (wanted or is_doubted or self._is_read_at_once(known)):
             raw, triplets = self._fetch_rollout_events(rollout_id)
             self._fresh = rollout_id, (raw, triplets)
             if wanted and not self._is_read_at_once(known):
                 is_worth = not internals.has_failed(rollout) and has_answer(triplets)
-                self.keeper.groups.keep(rollout_id, *measured(rollout, raw, triplets), is_worth=is_worth)
+                self._async_ckpt_keeper.groups.keep(rollout_id, *measured(rollout, raw, triplets), is_worth=is_worth)
             return triplets
         return kept_events(known.finished, format="triplet") if known.doubted and known.finished else []
 
@@ -158,12 +158,12 @@ class InFlightRolloutManager(_Manager):
         if self._fresh is None or self._fresh[0] != rollout_id:
             return super()._fetch_rollout_events(rollout_id)
         (_, events), self._fresh = self._fresh, None  # of a moment ago; built once
-        if rollout_id in self.keeper.groups.tracked:
-            self.keeper.groups.tracked[rollout_id].is_read = True
+        if rollout_id in self._async_ckpt_keeper.groups.tracked:
+            self._async_ckpt_keeper.groups.tracked[rollout_id].is_read = True
         return events
 
     def _get_events(self, rollout_id: str, **kwargs: Any) -> list[Any]:
-        known = self.keeper.groups.tracked.get(rollout_id)
+        known = self._async_ckpt_keeper.groups.tracked.get(rollout_id)
         if known is not None and known.finished is not None and known.standing is Standing.SERVED:
             return kept_events(known.finished, **kwargs)
         try:
@@ -172,32 +172,32 @@ class InFlightRolloutManager(_Manager):
         except UnknownRolloutError:
             if self._looks or known is None or known.finished is None:
                 raise
-            self.keeper.groups.settle({rollout_id: Fate.SERVED}, doubted=False)
+            self._async_ckpt_keeper.groups.settle({rollout_id: Fate.SERVED}, doubted=False)
             return kept_events(known.finished, **kwargs)
         if not kwargs.get("format") and not kwargs.get("event_type"):
-            self.keeper.groups.last_read = rollout_id, list(events)
+            self._async_ckpt_keeper.groups.last_read = rollout_id, list(events)
         return events
 
     def _post_event(self, rollout_id: str, attempt_id: str, event: Any) -> Any:
-        known = self.keeper.groups.tracked.get(rollout_id)
+        known = self._async_ckpt_keeper.groups.tracked.get(rollout_id)
         if known is None or known.standing is not Standing.SERVED:
             try:
                 with named(self.client, f"rollout {rollout_id}"):
                     posted = super()._post_event(rollout_id, attempt_id, event)
-                if self.keeper.groups.last_read[0] == rollout_id:
-                    self.keeper.groups.last_read[1].append(posted)
+                if self._async_ckpt_keeper.groups.last_read[0] == rollout_id:
+                    self._async_ckpt_keeper.groups.last_read[1].append(posted)
                 return posted
             except UnknownRolloutError:
                 if known is None or known.finished is None:
                     raise
-                self.keeper.groups.settle({rollout_id: Fate.SERVED}, doubted=False)
+                self._async_ckpt_keeper.groups.settle({rollout_id: Fate.SERVED}, doubted=False)
         assert known.finished is not None, "what is served is kept"
         posted = internals.recorded_event(rollout_id, attempt_id, event)
-        self.keeper.groups.keep(rollout_id, *with_event(known.finished, posted), is_worth=known.is_worth)
+        self._async_ckpt_keeper.groups.keep(rollout_id, *with_event(known.finished, posted), is_worth=known.is_worth)
         return posted
 
     def _delete_rollout(self, rollout_id: str) -> None:
-        known = self.keeper.groups.tracked.get(rollout_id)
+        known = self._async_ckpt_keeper.groups.tracked.get(rollout_id)
         if known is None or known.standing is not Standing.SERVED:
             super()._delete_rollout(rollout_id)
-        self.keeper.groups.forget(rollout_id)
+        self._async_ckpt_keeper.groups.forget(rollout_id)

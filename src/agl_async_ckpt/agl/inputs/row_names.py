@@ -6,6 +6,7 @@ numpy's. So the name of a pulled row and that of a posted request agree, unless 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from types import NoneType
 from typing import Any
@@ -106,16 +107,22 @@ def _posted(value: Any) -> Any:
         return value
     if kind is list and _AS_IS.issuperset(map(type, value)):
         return value
-    if kind is dict and _AS_IS.issuperset(map(type, value)) and _AS_IS.issuperset(map(type, value.values())):
+    if kind is dict and {str}.issuperset(map(type, value)) and _AS_IS.issuperset(map(type, value.values())):
         return value
     if isinstance(value, Mapping):
-        return {_posted(key): _posted(item) for key, item in value.items()}
+        return {_posted_key(key): _posted(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_posted(item) for item in value]
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         item = value.tolist()
         return value if type(item) is kind else _posted(item)  # a long double has no plain value
     return value
+
+
+def _posted_key(key: Any) -> Any:
+    """Turn a key into the text that JSON makes of it."""
+    plain = _posted(key)
+    return json.dumps(plain) if type(plain) in _AS_IS and type(plain) is not str else plain
 
 
 def _columns(batch: Mapping[str, Any], start: int) -> dict[str, tuple[Sequence[Any], Sequence[Any]]]:
@@ -136,9 +143,19 @@ def _cells(column: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     """Return what tells the values of a column apart without a digest, and the values; numbers as plain ones."""
     if isinstance(column, np.ndarray) and column.dtype.kind in "biufU":
         values = column.tolist()
-        return (values if column.ndim == 1 else [row.tobytes() for row in column]), values
-    values = list(column)
-    return [value if type(value) in _AS_IS else ("id", id(value)) for value in values], values
+        if column.ndim > 1:
+            return [(column.dtype.str, row.tobytes()) for row in column], values
+    else:
+        values = list(column)
+    return list(map(_mark, values)), values
+
+
+def _mark(value: Any) -> Any:
+    """Return what tells a value apart: 1, 1.0 and True are equal, and so are 0.0 and -0.0."""
+    kind: type[Any] = type(value)
+    if kind is str or kind is int:
+        return value
+    return (kind.__name__, repr(value)) if kind in _AS_IS else ("id", id(value))
 
 
 def knows_positions(dataset: Any) -> bool:

@@ -30,9 +30,13 @@ def post_rollouts(manager: RolloutManager, requests: list[dict[str, Any]]) -> li
 
 
 def with_mixin(cls: type, mixin: type, **attributes: Any) -> type:
-    """Return a class of a framework with `mixin` before it and `attributes` on it, under its own name."""
+    """Return a class of a framework with `mixin` before it and `attributes` on it, under its own name.
+
+    A class that has the mixin already, of an earlier step, gets the attributes alone.
+    """
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (mixin, cls), names | attributes)
+    bases = (cls,) if issubclass(cls, mixin) else (mixin, cls)
+    return type(cls.__name__, bases, names | attributes)
 
 
 def rollout_manager(trainer: Trainer) -> Any:

@@ -51,7 +51,7 @@ class Validations:
 class LeavableManager(_Manager):
     """The extension of a rollout manager whose validations can be left, where training is synchronous."""
 
-    validations: Validations
+    _async_ckpt_validations: Validations
 
     def _create_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         self.enqueued = super()._create_rollouts(*args, **kwargs)
@@ -59,9 +59,9 @@ class LeavableManager(_Manager):
 
     def _get_rollout(self, rollout_id: str) -> Any:
         try:
-            self.validations.on_wait()
+            self._async_ckpt_validations.on_wait()
         except ValidationLeft:
-            self.validations.left.update(item.rollout_id for item in self.enqueued)
+            self._async_ckpt_validations.left.update(item.rollout_id for item in self.enqueued)
             raise
         return super()._get_rollout(rollout_id)
 
