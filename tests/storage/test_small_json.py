@@ -59,7 +59,7 @@ def test_object_comes_back_as_declared() -> None:
             ("sizes", [], "an object"),
             ("sizes", {"a": True}, "an object"),
         ),
-        *(("maybe", "x", "a list of str or null"), ("maybe", [1], "a list of str, ... or null")),
+        *(("maybe", "x", "a list of str or null"), ("maybe", [1], "a list of str or null")),
     ],
     ids=str,
 )
