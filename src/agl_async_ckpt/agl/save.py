@@ -141,7 +141,7 @@ def _sync(step_dir: Path, is_async: bool) -> None:
         raise write_error(step_dir, error) from error
 
 
-def _refuse_foreign_file(step_dir: Any) -> None:
+def _refuse_foreign_file(step_dir: Path) -> None:
     path = step_dir / FILE_NAME
     if not path.exists():
         return
@@ -156,7 +156,7 @@ def _refuse_foreign_file(step_dir: Any) -> None:
         return  # damaged, ours: replaced by a good one
 
 
-def _confirm_ours(path: Any, state: InputState) -> None:
+def _confirm_ours(path: Path, state: InputState) -> None:
     try:
         run_id = read_trailer(path).run_id
     except ForeignFormatError:

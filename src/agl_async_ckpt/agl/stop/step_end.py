@@ -53,7 +53,6 @@ class StepEnd:
         self._other_freq = ExitStack()  # entered while another `save_freq` than the usual one is in the config
         self._save = save
         self._lookup = StopLookup(config, section)
-        self.answer = self._lookup.answer
         self.on_fit_begins()
 
     def on_fit_begins(self) -> None:
@@ -79,7 +78,7 @@ class StepEnd:
         """
         if not self._asked_to_stop():
             if self._due:
-                self._save_before_the_loop()  # a validation can take longer than the machine has
+                self._save_ahead_of_loop(trainer)  # a validation can take longer than the machine has
             self._validating = threading.get_ident()
             try:
                 metrics = run()
@@ -92,7 +91,7 @@ class StepEnd:
                 self._validating = None
         if self.last_step is None:
             raise self._stopped(int(trainer.global_steps))
-        self._save_before_the_loop()  # whoever has asked for the metrics may fail of there being none
+        self._save_ahead_of_loop(trainer)  # whoever has asked for the metrics may fail of there being none
         return {}
 
     def leave_validation(self) -> None:
@@ -150,6 +149,10 @@ class StepEnd:
         if self.request is not None:
             raise self._stopped(int(trainer.global_steps))
 
+    def answer(self) -> None:
+        """Answer whoever has asked for the stop, once all is done."""
+        self._lookup.answer()
+
     def put_freq_back(self) -> None:
         """Leave the config as it was."""
         self._other_freq.close()
@@ -184,10 +187,9 @@ class StepEnd:
         self.put_freq_back()
         self._other_freq.enter_context(internals.overridden(self._section, save_freq=save_freq))
 
-    def _save_before_the_loop(self) -> None:
-        """Save the step whose validation it is, once."""
-        if self._saved_step != self.last_step:
-            self._save()
+    def _save_ahead_of_loop(self, trainer: internals.Trainer) -> None:
+        """Save the step whose validation it is, and keep the loop from doing so after it."""
+        self._save_last_step(trainer)
         self._set_freq(NEVER)
 
     def _save_last_step(self, trainer: internals.Trainer) -> None:
