@@ -76,7 +76,7 @@ class Extension:
 
     # --- one `fit()` ------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def forget_earlier_fit(self) -> None:
         """Forget everything of an earlier `fit()` of the same trainer object."""
         self.leave_folder()
         self.life = None
@@ -127,7 +127,7 @@ class Extension:
         elif ours:
             delete_rollouts(trainer, ours)
 
-    def require_life(self) -> None:
+    def stand_back_without_life(self) -> None:
         """Leave everything to a trainer of the user's whose `_load_checkpoint` does not call `super()`."""
         if self.active and self.life is None:
             self.active = False

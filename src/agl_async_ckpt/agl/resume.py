@@ -44,7 +44,7 @@ def load_checkpoint(trainer: internals.Trainer, extension: Extension, verl_load:
         FolderInUseError: Another trainer writes into the output folder.
         StateFormatError, StateMismatchError, CheckpointNotFoundError: Nothing was loaded, and no checkpoint changed.
     """
-    extension.begin()
+    extension.forget_earlier_fit()
     if not extension.trains:
         return _load_for_evaluation(trainer, extension, verl_load)
     if not extension.active or internals.loads_from_hdfs(trainer):

@@ -61,7 +61,7 @@ def save_checkpoint(trainer: internals.Trainer, extension: Extension, verl_save:
         UnencodableValueError: The same, of a value that no checkpoint can hold.
     """
     step_dir = internals.step_folder(trainer)
-    extension.require_life()
+    extension.stand_back_without_life()
     if not extension.trains:
         return _save_evaluated(trainer, step_dir, verl_save)
     if extension.life is None:

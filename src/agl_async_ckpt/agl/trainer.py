@@ -157,7 +157,7 @@ class CheckpointOverrides(_Trainer):
         return super()._make_rollout_manager(manager_cls)
 
     def _rollout(self, *args: Any, **kwargs: Any) -> Any:
-        self._async_ckpt.require_life()
+        self._async_ckpt.stand_back_without_life()
         if self._async_ckpt.life is not None:
             self._async_ckpt.life.keeper.on_rollout()
         return super()._rollout(*args, **kwargs)
