@@ -10,6 +10,7 @@ from typing import Any
 
 from agl_async_ckpt._version import __version__
 from agl_async_ckpt.agl import internals
+from agl_async_ckpt.agl.in_flight.keeper import RolloutKeeper
 from agl_async_ckpt.agl.in_flight.rollout_manager import InFlightRolloutManager
 from agl_async_ckpt.agl.inputs.fingerprint import take_fingerprint
 from agl_async_ckpt.agl.life import Life, refusing
@@ -93,15 +94,9 @@ class Extension:
 
     def begin_life(self, trainer: internals.Trainer, folder: Path, run: RunIdentity, *, own_folder: bool) -> Life:
         """Work as `run` in its output folder from now on; see `RolloutKeeper` for `own_folder`."""
-        self.life = Life(
-            trainer,
-            self.config,
-            folder,
-            run,
-            own_folder=own_folder,
-            has_own_states=self._has_own_states,
-            on_wait=self.step_end.leave_validation,
-        )
+        on_wait = self.step_end.leave_validation
+        keeper = RolloutKeeper(trainer, self.config, folder, run, own_folder=own_folder, on_wait=on_wait)
+        self.life = Life(trainer, run, keeper, has_own_states=self._has_own_states)
         return self.life
 
     def leave_folder(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from agl_async_ckpt.agl.in_flight.keeper import RolloutKeeper
 from agl_async_ckpt.agl.inputs.first_pull import FirstPull
 from agl_async_ckpt.agl.report import ResumeReport
 from agl_async_ckpt.codec.values import check_batch_encodable, check_encodable
-from agl_async_ckpt.config import SECTION, AsyncCheckpointConfig
+from agl_async_ckpt.config import SECTION
 from agl_async_ckpt.exceptions import UnencodableValueError
 from agl_async_ckpt.folder.run_identity import RunIdentity
 from agl_async_ckpt.state import InputState, RngState, num_rows
@@ -49,28 +49,22 @@ class Life:
     def __init__(
         self,
         trainer: internals.Trainer,
-        config: AsyncCheckpointConfig,
-        folder: Path,
         run: RunIdentity,
+        keeper: RolloutKeeper,
         *,
-        own_folder: bool,
         has_own_states: bool,
-        on_wait: Callable[[], None],
     ) -> None:
         """Begin a life.
 
         Args:
             trainer: The trainer.
-            config: Its settings.
-            folder: Its output folder.
-            run: Identity of that folder.
-            own_folder: See `RolloutKeeper`.
+            run: Identity of its output folder.
+            keeper: Of its rollouts; nothing is in flight yet.
             has_own_states: The loader's state holds some of a sampler or a data set of the user's.
-            on_wait: See `RolloutKeeper`.
         """
         self._trainer = trainer
         self.run = run
-        self.keeper = RolloutKeeper(trainer, config, folder, run, own_folder=own_folder, on_wait=on_wait)
+        self.keeper = keeper
         self.pending_rng: RngState | None = None
         self.report: ResumeReport | None = None
         self.in_loop = False

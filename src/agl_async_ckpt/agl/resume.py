@@ -58,7 +58,7 @@ def load_checkpoint(trainer: internals.Trainer, extension: Extension, verl_load:
     decision = choose_start(trainer)
     step_dir = accept(decision)
     state = None if step_dir is None else verified_state(step_dir, extension.config.on_mismatch)
-    fits = state is None or step_dir is None or _fits(trainer, extension, state, step_dir)
+    fits = state is None or step_dir is None or _check_fit(trainer, extension, state, step_dir)
     own_folder = step_dir is None or (step_dir.parent.resolve() == folder.resolve())
     if step_dir is not None and (step := tracker_to_write(folder, step_dir)) is not None:
         publish(folder / TRACKER_NAME, lambda fd: write_all(fd, str(step).encode()))
@@ -174,8 +174,8 @@ def verified_state(step_dir: Path, on_mismatch: Literal["error", "reset"]) -> In
     return judgement.state
 
 
-def _fits(trainer: internals.Trainer, extension: Extension, state: InputState, step_dir: Path) -> bool:
-    """Tell whether a state may be put back; False if it does not fit this run and is to be dropped.
+def _check_fit(trainer: internals.Trainer, extension: Extension, state: InputState, step_dir: Path) -> bool:
+    """Return whether a state is put back; False if it does not fit this run and is dropped, with a warning.
 
     Raises:
         StateMismatchError: It does not fit, and is not to be dropped.

@@ -28,7 +28,7 @@ from agl_async_ckpt.folder.steps import StepInfo, TrackerProblem, read_tracker
 from agl_async_ckpt.storage.files import leftover_temps
 from agl_async_ckpt.storage.layout import ALIVE_FILE_NAME, FILE_NAME, TRACKER_NAME
 
-PLAIN = "saved while the extension was not active: it holds no input position"
+NOT_ACTIVE = "saved while the extension was not active"
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ def _judge_absence(info: StepInfo, judgement: StepJudgement, report: Report, new
     report.problems.append(
         Finding(
             info.path,
-            f"{PLAIN}. A resume from it skips the buffered rows and the prompts in flight of that save",
+            f"{NOT_ACTIVE}: it holds no input position. A resume from it skips the buffered rows and the prompts in "
+            "flight of that save",
             f"{act} switch the extension on before training goes on: its next checkpoint is exact.",
         )
     )
@@ -177,7 +178,7 @@ def _judge_tracker(folder: Path, steps: Sequence[StepInfo], report: Report) -> N
         reason = decision.doubt if decision.step_dir and decision.doubt else decision.warning
         report.problems.append(Finding(path, reason, act))
     elif steps and all(not has_state(step.path) for step in steps):
-        report.notes.append(Finding(folder, f"all {len(steps)} steps here were {PLAIN.partition(':')[0]}"))
+        report.notes.append(Finding(folder, f"all {len(steps)} steps here were {NOT_ACTIVE}"))
 
 
 def _judge_proof_of_life(folder: Path, run: RunIdentity | None, report: Report) -> None:

@@ -297,10 +297,8 @@ class RolloutKeeper:
         client = internals.agl_client(self._trainer)
         records = agl_server.list_rollouts(client)
         ids = [item.rollout_id for item in items if self.groups.standing(item.rollout_id) is Standing.UNDECIDED]
-        finished = {rollout_id: self.groups.tracked[rollout_id].finished for rollout_id in ids}
-        fates = {
-            rollout_id: fate_at_start(finished[rollout_id], records.get(rollout_id), self._policy) for rollout_id in ids
-        }
+        tracked, policy = self.groups.tracked, self._policy
+        fates = {name: fate_at_start(tracked[name].finished, records.get(name), policy) for name in ids}
         self.groups.settle(fates, doubted=True)
         self.outcome.take(fates)
         self.outcome.reclaimed += self._reclaimable(items, records)
