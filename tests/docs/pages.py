@@ -32,8 +32,8 @@ class Block:
 
 
 def all_pages() -> list[Path]:
-    """README, CONTRIBUTING and every page of the site, folders of it included."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+    """Those of the root, the changelog aside, and every page of the site, folders of it included."""
+    return [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")), *sorted(DOCS.rglob("*.md"))]
 
 
 def blocks(page: Path, *languages: str) -> list[Block]:

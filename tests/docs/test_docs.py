@@ -12,6 +12,7 @@ from agl_async_ckpt import exceptions
 from agl_async_ckpt.agl.in_flight.keeper import Outcome
 from agl_async_ckpt.agl.report import ResumeReport
 from agl_async_ckpt.config import AsyncCheckpointConfig
+from tests.docs.pages import all_pages
 from tests.golden.sample import small_state
 
 ROOT = Path(__file__).parents[2]
@@ -68,8 +69,8 @@ def test_error_tree_names_every_error_class() -> None:
 
 
 def test_docs_name_no_page_that_is_missing() -> None:
-    """Every relative link of README and docs leads to a file."""
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    """Every relative link leads to a file."""
+    for page in [*all_pages(), ROOT / "CHANGELOG.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
